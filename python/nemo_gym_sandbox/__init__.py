@@ -1,0 +1,1 @@
+"""Sandboxes for agents: create one, run commands in it, stop it, whatever the backend."""

@@ -1,0 +1,1 @@
+"""Sandbox providers: the protocol they follow, the registry that finds them, and the built-in ones."""
