@@ -126,24 +126,30 @@ build_agent() {
 
 # The shared library that Python loads. Only the functions in capi/exports.map are visible in it.
 build_lib() {
+	local map=$root/capi/exports.map
 	need_go
 	need_cc
 	build_agent
+	# The linker cuts its flags at blanks, whatever the quotes.
+	if [[ $map = *[[:space:]]* ]]; then
+		map=$(mktemp)
+		cp capi/exports.map "$map"
+	fi
 	mkdir -p "$(dirname "$lib_out")"
 	CGO_ENABLED=1 go build -buildmode=c-shared -trimpath \
-		-ldflags "-s -w '-extldflags=-Wl,--version-script=\"$root/capi/exports.map\"'" -o "$lib_out" ./capi
+		-ldflags "-s -w -extldflags=-Wl,--version-script=$map" -o "$lib_out" ./capi
 	# cgo writes a header of its own; the one that counts is capi/ngs.h.
 	rm -f "${lib_out%.so}.h"
+	[ "$map" = "$root/capi/exports.map" ] || rm -f "$map"
 }
 
-# zig_cc ARCH: prints the path of a C compiler for that architecture and glibc 2.17. zig comes from the Python package index.
+# zig_cc ARCH: makes build/zig/cc-ARCH, a C compiler for that architecture and glibc 2.17. zig comes as a Python package.
 zig_cc() {
-	local cc=$root/build/zig/cc-$1
+	local cc=build/zig/cc-$1
 	mkdir -p build/zig
-	"$venv/bin/python" -c 'import ziglang' 2>/dev/null || "$venv/bin/python" -m pip install -q 'ziglang==0.17.1' >&2
+	"$venv/bin/python" -c 'import ziglang' 2>/dev/null || "$venv/bin/python" -m pip install -q 'ziglang==0.17.1'
 	printf '#!/bin/sh\nexec "%s" -m ziglang cc -target %s-linux-gnu.2.17 "$@"\n' "$venv/bin/python" "$1" >"$cc"
 	chmod +x "$cc"
-	echo "$cc"
 }
 
 # A wheel in dist/. With NGS_ZIG=1 it is linked against glibc 2.17 and tagged manylinux_2_17, for each of NGS_ZIG_ARCHS.
@@ -163,9 +169,9 @@ build_wheel() {
 		*) die "No wheel is made for the architecture $arch." "NGS_ZIG_ARCHS takes x86_64 and aarch64." ;;
 		esac
 		so=$root/build/zig/$arch/libngs.so
-		CC=$(zig_cc "$arch")
+		zig_cc "$arch"
 		(
-			export CC GOOS=linux GOARCH=$goarch
+			export PATH=$root/build/zig:$PATH CC=cc-$arch GOOS=linux GOARCH=$goarch
 			lib_out=$so
 			build_lib
 		)
