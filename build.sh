@@ -217,7 +217,6 @@ start_dockerd() {
 }
 
 build_image() {
-	setup_docker
 	docker image inspect "$test_image" >/dev/null 2>&1 || tests/testenv/make-image.sh "$test_image"
 }
 
@@ -288,7 +287,11 @@ verb_agent() { build_agent; }
 
 verb_lib() { build_lib; }
 
-verb_image() { build_image; }
+verb_image() {
+	setup_docker
+	start_dockerd
+	build_image
+}
 
 verb_wheel() { build_wheel; }
 
