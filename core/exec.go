@@ -30,7 +30,9 @@ type ExecRequest struct {
 	Env     map[string]string // over the sandbox's environment
 	User    string            // name, uid, "name:group" or "uid:gid"; "" means the default user
 	Timeout time.Duration     // 0 means the provider's default, Forever none
-	Stdin   io.Reader         // nil means that the command reads end of file at once
+	// Stdin is what the command reads; nil is end of file at once. One that is an
+	// io.Closer is closed when the command has ended, which must end a Read under way.
+	Stdin io.Reader
 	// KeepBackground leaves what the command started running on timeout or
 	// cancellation of later commands; used for long-lived services.
 	KeepBackground bool
@@ -94,9 +96,9 @@ const (
 )
 
 // Sink takes a command's output as it arrives. Write may block: that is
-// back-pressure and reaches the command. The two streams are written by
-// different goroutines, each stream by one at a time; p is only valid during
-// the call. A Write error stops the reading of that stream's rest (the command
+// back-pressure and reaches the command; it must return when the context of the
+// Exec ends. The two streams are written by different goroutines, each stream by
+// one at a time; p is only valid during the call. A Write error stops the reading of that stream's rest (the command
 // then sees a closed pipe); it does not end the command.
 type Sink interface {
 	Write(s Stream, p []byte) error

@@ -1,0 +1,248 @@
+package daemon
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nemo-gym/nemo_gym_sandbox/agent/internal/wire"
+)
+
+// maxLinks bounds a chain of symbolic links, as the kernel does.
+const maxLinks = 40
+
+// upload writes one file so that it is there whole or not at all: a temporary
+// file beside the target takes its place at the end.
+func (s *server) upload(o *operation) wire.Res {
+	f := o.req.File
+	if f == nil || f.Path == "" {
+		return wire.Res{Kind: wire.KindInvalid, Error: "the upload names no target"}
+	}
+	target := s.abs(f.Path)
+	owner, res := s.owner()
+	if res.Error != "" {
+		return res
+	}
+	target, err := followLinks(target)
+	if err != nil {
+		return fileError("upload to", f.Path, err)
+	}
+	if st, err := os.Stat(target); err == nil && st.IsDir() {
+		return wire.Res{Kind: wire.KindInvalid, Error: fmt.Sprintf("upload to %s: it is a directory; name the file in it", f.Path)}
+	}
+	if err := mkdirs(filepath.Dir(target), owner); err != nil {
+		return fileError("upload to", f.Path, err)
+	}
+	suffix := make([]byte, 6)
+	if _, err := rand.Read(suffix); err != nil {
+		return fileError("upload to", f.Path, err)
+	}
+	tmp := filepath.Join(filepath.Dir(target), ".ngs-upload-"+hex.EncodeToString(suffix))
+	dst, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return fileError("upload to", f.Path, err)
+	}
+	keep := false
+	defer func() {
+		_ = dst.Close()
+		if !keep {
+			_ = os.Remove(tmp)
+		}
+	}()
+	n, err := s.receive(o, dst)
+	if err == nil && n != f.Size {
+		err = fmt.Errorf("%d of %d bytes arrived", n, f.Size)
+	}
+	if err == nil && owner != nil {
+		err = dst.Chown(int(owner.uid), int(owner.gid))
+	}
+	if err == nil {
+		err = dst.Chmod(fs.FileMode(f.Mode) & fs.ModePerm)
+	}
+	if err == nil {
+		err = dst.Close() // where a full disk or a network file system tells it last
+	}
+	if err == nil {
+		err = os.Rename(tmp, target)
+	}
+	if err != nil {
+		return fileError("upload to", f.Path, err)
+	}
+	keep = true
+	return wire.Res{Size: n}
+}
+
+// receive copies the client's bytes: from its own descriptor where that could
+// be passed, else from frames.
+func (s *server) receive(o *operation, dst *os.File) (int64, error) {
+	if len(o.fds) > 0 {
+		src := os.NewFile(uintptr(o.fds[0]), "upload")
+		o.fds = o.fds[1:]
+		defer src.Close()
+		return io.Copy(dst, src)
+	}
+	var n int64
+	for {
+		select {
+		case p := <-o.stdin.chunks:
+			if len(p) == 0 {
+				return n, nil
+			}
+			m, err := dst.Write(p)
+			n += int64(m)
+			if err != nil {
+				return n, err
+			}
+			if err := o.st.WriteFrame(wire.StdinTaken, nil); err != nil {
+				return n, err
+			}
+		case <-o.ctx.Done():
+			return n, errCancelled
+		}
+	}
+}
+
+// download sends one regular file.
+func (s *server) download(o *operation) wire.Res {
+	f := o.req.File
+	if f == nil || f.Path == "" {
+		return wire.Res{Kind: wire.KindInvalid, Error: "the download names no file"}
+	}
+	// Without O_NONBLOCK the open of a FIFO would wait for a writer.
+	src, err := os.OpenFile(s.abs(f.Path), os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return fileError("download", f.Path, err)
+	}
+	defer src.Close()
+	st, err := src.Stat()
+	switch {
+	case err != nil:
+		return fileError("download", f.Path, err)
+	case st.IsDir():
+		return wire.Res{Kind: wire.KindInvalid, Error: fmt.Sprintf("download %s: it is a directory; download its files one by one", f.Path)}
+	case !st.Mode().IsRegular():
+		return wire.Res{Kind: wire.KindInvalid, Error: fmt.Sprintf("download %s: it is not a regular file (%s)", f.Path, st.Mode().Type())}
+	}
+	if err := o.st.WriteJSON(wire.Meta, wire.FileMeta{Size: st.Size(), Mode: uint32(st.Mode().Perm())}); err != nil {
+		return fileError("download", f.Path, err)
+	}
+	var n int64
+	if len(o.fds) > 0 {
+		dst := os.NewFile(uintptr(o.fds[0]), "download")
+		o.fds = o.fds[1:]
+		_, _ = unix.FcntlInt(dst.Fd(), unix.F_SETPIPE_SZ, 1<<20)
+		n, err = io.Copy(dst, src)
+		_ = dst.Close()
+	} else {
+		n, err = io.Copy(frameWriter{o.st}, src)
+	}
+	if err != nil {
+		return fileError("download", f.Path, err)
+	}
+	return wire.Res{Size: n}
+}
+
+// frameWriter sends bytes in frames.
+type frameWriter struct{ st *wire.Stream }
+
+func (w frameWriter) Write(p []byte) (int, error) {
+	n := 0
+	for len(p) > 0 {
+		m := min(len(p), wire.MaxData)
+		if err := w.st.WriteFrame(wire.Out, p[:m]); err != nil {
+			return n, err
+		}
+		n += m
+		p = p[m:]
+	}
+	return n, nil
+}
+
+// ids own what an upload makes.
+type ids struct{ uid, gid uint32 }
+
+// owner is the default user of commands; nil means the agent's own.
+func (s *server) owner() (*ids, wire.Res) {
+	s.mu.Lock()
+	name := s.defaults.User
+	s.mu.Unlock()
+	who, err := s.users.resolve(name)
+	if err != nil {
+		return nil, wire.Res{Kind: wire.KindUser, Error: err.Error()}
+	}
+	if who.cred == nil {
+		return nil, wire.Res{}
+	}
+	return &ids{who.cred.Uid, who.cred.Gid}, wire.Res{}
+}
+
+func (s *server) abs(p string) string {
+	if path.IsAbs(p) {
+		return path.Clean(p)
+	}
+	s.mu.Lock()
+	base := s.defaults.Workdir
+	s.mu.Unlock()
+	if base == "" {
+		base = "/"
+	}
+	return path.Join(base, p)
+}
+
+// followLinks finds the file that a link stands for, so that the link stays.
+func followLinks(p string) (string, error) {
+	for range maxLinks {
+		to, err := os.Readlink(p)
+		if err != nil {
+			return p, nil
+		}
+		if !filepath.IsAbs(to) {
+			to = filepath.Join(filepath.Dir(p), to)
+		}
+		p = to
+	}
+	return "", unix.ELOOP
+}
+
+// mkdirs makes a directory and its parents; those it made belong to owner.
+func mkdirs(dir string, owner *ids) error {
+	st, err := os.Stat(dir)
+	switch {
+	case err == nil && st.IsDir():
+		return nil
+	case err == nil:
+		return &fs.PathError{Op: "mkdir", Path: dir, Err: unix.ENOTDIR}
+	case !errors.Is(err, fs.ErrNotExist):
+		return err
+	}
+	if err := mkdirs(filepath.Dir(dir), owner); err != nil {
+		return err
+	}
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	if owner == nil {
+		return nil
+	}
+	return os.Lchown(dir, int(owner.uid), int(owner.gid))
+}
+
+func fileError(what, name string, err error) wire.Res {
+	kind := wire.KindIO
+	if errors.Is(err, fs.ErrNotExist) {
+		kind = wire.KindNotFound
+	}
+	msg := fmt.Sprintf("%s %s: %v", what, name, reason(err))
+	if errors.Is(err, unix.ENOSPC) {
+		msg += "; a file that was there before is unchanged"
+	}
+	return wire.Res{Kind: kind, Error: msg}
+}

@@ -1,0 +1,215 @@
+package daemon
+
+import (
+	"bytes"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// execTag is the variable by which processes of one command are known, also
+// after they left its session and lost their parents.
+const execTag = "NGS_EXEC_ID"
+
+// killTimeout bounds the ending of a tree; only a process stuck in the kernel outlives it.
+const killTimeout = 5 * time.Second
+
+// tree is what one command started.
+type tree struct {
+	leader int    // pid and session of the command
+	tag    []byte // "NGS_EXEC_ID=..." in its environment
+	alone  bool   // only the leader counts: what it started is to be left alone
+}
+
+// process is one line of the process table.
+type process struct {
+	pid, ppid, sid int
+	state          byte
+	start          uint64
+}
+
+// end asks the tree to end, gives it the grace, then kills what is left,
+// again and again until a look finds nothing. It reports whether that was reached in time.
+func (t *tree) end(grace time.Duration) bool {
+	deadline := time.Now().Add(grace + killTimeout)
+	members := t.members(nil)
+	signalAll(members, unix.SIGTERM)
+	signalAll(members, unix.SIGCONT) // a stopped process could not act on the TERM
+	for step := time.Millisecond; len(members) > 0 && grace > 0; step = min(2*step, 20*time.Millisecond) {
+		time.Sleep(min(step, grace))
+		grace -= step
+		members = t.members(nil)
+	}
+	for time.Now().Before(deadline) {
+		// Stop first, so that nothing forks away between the look and the kill.
+		frozen := map[int]uint64{}
+		for {
+			fresh := 0
+			for _, p := range t.members(frozen) {
+				if frozen[p.pid] != p.start {
+					frozen[p.pid] = p.start
+					_ = unix.Kill(p.pid, unix.SIGSTOP)
+					fresh++
+				}
+			}
+			if fresh == 0 {
+				break
+			}
+		}
+		if len(frozen) == 0 {
+			return true
+		}
+		for pid := range frozen {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+		for step := 200 * time.Microsecond; time.Now().Before(deadline); step = min(2*step, 10*time.Millisecond) {
+			if len(t.members(frozen)) == 0 {
+				return true
+			}
+			time.Sleep(step)
+			if step > 5*time.Millisecond {
+				break // something new may have come: look and kill again
+			}
+		}
+	}
+	return len(t.members(nil)) == 0
+}
+
+// members lists the tree's living processes. known are pids that belong to it
+// whatever their environment says now.
+func (t *tree) members(known map[int]uint64) []process {
+	table := processTable()
+	in := map[int]bool{}
+	for _, p := range table {
+		switch {
+		case p.pid == t.leader || known[p.pid] == p.start && p.start != 0:
+			in[p.pid] = true
+		case t.alone:
+		case p.sid == t.leader, t.tagged(p.pid):
+			in[p.pid] = true
+		}
+	}
+	for grew := !t.alone; grew; {
+		grew = false
+		for _, p := range table {
+			if in[p.ppid] && !in[p.pid] {
+				in[p.pid], grew = true, true
+			}
+		}
+	}
+	var out []process
+	for _, p := range table {
+		if in[p.pid] {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// tagged looks for the command's tag in a process's environment.
+func (t *tree) tagged(pid int) bool {
+	return len(t.tag) > 0 && bytes.Contains(environ(pid), t.tag)
+}
+
+func signalAll(ps []process, sig unix.Signal) {
+	for _, p := range ps {
+		_ = unix.Kill(p.pid, sig)
+	}
+}
+
+// processTable reads all processes but this one and those that have ended.
+func processTable() []process {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil
+	}
+	defer dir.Close()
+	names, _ := dir.Readdirnames(-1)
+	self := os.Getpid()
+	var out []process
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil || pid == self {
+			continue
+		}
+		raw, err := os.ReadFile("/proc/" + name + "/stat")
+		if err != nil {
+			continue
+		}
+		// The name, in parentheses, may hold anything.
+		i := bytes.LastIndexByte(raw, ')')
+		if i < 0 {
+			continue
+		}
+		f := strings.Fields(string(raw[i+1:]))
+		if len(f) < 20 || f[0] == "Z" || f[0] == "X" {
+			continue
+		}
+		p := process{pid: pid, state: f[0][0]}
+		p.ppid, _ = strconv.Atoi(f[1])
+		p.sid, _ = strconv.Atoi(f[3])
+		p.start, _ = strconv.ParseUint(f[19], 10, 64)
+		out = append(out, p)
+	}
+	return out
+}
+
+// environ reads a process's environment as it was at its exec, nil when that is not allowed.
+func environ(pid int) []byte {
+	path := "/proc/" + strconv.Itoa(pid) + "/environ"
+	raw, err := os.ReadFile(path)
+	if err == nil || os.Getuid() != 0 {
+		return raw
+	}
+	// Without CAP_SYS_PTRACE root may read only what it could trace by user id.
+	// A thread of its own takes the process's file-system ids for that and is not used again.
+	var st unix.Stat_t
+	if unix.Stat("/proc/"+strconv.Itoa(pid), &st) != nil {
+		return nil
+	}
+	uid, gid, ok := realIDs(pid)
+	if !ok {
+		uid, gid = st.Uid, st.Gid
+	}
+	done := make(chan []byte, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		var raw []byte
+		if unix.Setfsgid(int(gid)) == nil && unix.Setfsuid(int(uid)) == nil {
+			raw, _ = os.ReadFile(path)
+		}
+		done <- raw
+	}()
+	return <-done
+}
+
+// realIDs reads a process's user and group; the owner of its /proc entry is
+// root for one that is not dumpable.
+func realIDs(pid int) (uid, gid uint32, ok bool) {
+	raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+	if err != nil {
+		return 0, 0, false
+	}
+	found := 0
+	for line := range strings.Lines(string(raw)) {
+		f := strings.Fields(line)
+		if len(f) < 2 || (f[0] != "Uid:" && f[0] != "Gid:") {
+			continue
+		}
+		n, err := strconv.ParseUint(f[1], 10, 32)
+		if err != nil {
+			return 0, 0, false
+		}
+		if f[0] == "Uid:" {
+			uid = uint32(n)
+		} else {
+			gid = uint32(n)
+		}
+		found++
+	}
+	return uid, gid, found == 2
+}
