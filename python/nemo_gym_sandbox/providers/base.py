@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - so that typing.get_type_hints works on the protocols
 from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "SandboxSpec",
     "SandboxStatus",
     "SupportsSandboxBackgroundServices",
+    "SupportsSandboxDefaults",
     "SupportsSandboxEndpoint",
     "SupportsSandboxExecStream",
     "SupportsSandboxNetwork",
@@ -315,7 +316,10 @@ class SandboxPtySpec:
 class SandboxProvider(Protocol):
     """One backend, as the public API uses it."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What the backend is called, for example ``"docker"``; a plain or a class attribute will do."""
+        ...
 
     async def create(self, spec: SandboxSpec) -> SandboxHandle:
         """Create a sandbox and return once commands and file transfers work.
@@ -365,7 +369,10 @@ class SandboxProvider(Protocol):
 class SandboxPtySession(Protocol):
     """One live terminal. As an async context manager it closes itself on exit."""
 
-    session_id: str
+    @property
+    def session_id(self) -> str:
+        """What another process needs to attach to it."""
+        ...
 
     @property
     def mode(self) -> str | None:
@@ -482,6 +489,19 @@ class SupportsSandboxExecStream(Protocol):
         A channel with a callback is delivered to it and not collected; the callback is awaited before more is read,
         so a slow one slows the command down. ``stdin=None`` is an empty input.
         """
+        ...
+
+
+@runtime_checkable
+class SupportsSandboxDefaults(Protocol):
+    """Optional capability: be told of the defaults that ``set_default_user`` and ``set_default_workdir`` change.
+
+    Commands carry them anyway. This is for what else depends on them, such as the owner of uploaded files. Looked for
+    on the provider's class, like ``exec_stream``.
+    """
+
+    def set_defaults(self, handle: SandboxHandle, *, user: str | int | None, workdir: str | None) -> None:
+        """Take note of both defaults; ``None`` is the image's. Must not block."""
         ...
 
 

@@ -1,0 +1,203 @@
+"""An event loop in a thread of its own, for the blocking face of the API."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import logging
+import threading
+import time
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+LOGGER = logging.getLogger(__name__)
+
+CALL_TIMEOUT_S = 3600.0
+"""How long one call waits for its operation."""
+
+CLOSE_TIMEOUT_S = 5.0
+"""How long closing waits for the thread, and a given-up call for its operation's clean-up."""
+
+EXIT_TIMEOUT_S = 30.0
+"""How long the interpreter's exit waits for what was left open, all of it together."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_open: set[LoopThread] = set()
+
+
+class LoopThread:
+    """Runs coroutines for threads that have no event loop.
+
+    Raises RuntimeError when made, or used, where an event loop is running: blocking it would stop everything else.
+    """
+
+    def __init__(self) -> None:
+        refuse_running_loop()
+        self._loop = asyncio.new_event_loop()
+        self._closed = False
+        self._farewell: Callable[[], Awaitable[object]] | None = None
+        self._thread = threading.Thread(target=self._main, name="nemo-gym-sandbox", daemon=True)
+        self._thread.start()
+        _open.add(self)
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            tasks = asyncio.all_tasks(self._loop)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            asyncio.set_event_loop(None)
+            self._loop.close()
+            _open.discard(self)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def run(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a coroutine function in the loop and wait for what it returns or raises.
+
+        TimeoutError after an hour, and the operation is cancelled; so it is when this thread is interrupted.
+        """
+        refuse_running_loop()
+        if self._closed:
+            raise RuntimeError("the sandbox is stopped or disconnected: its sync loop is closed")
+        if not self._thread.is_alive():
+            raise RuntimeError(
+                "this Sandbox was made in another process and does not work after fork(); "
+                "make one here, or use multiprocessing's 'spawn' or 'forkserver'"
+            )
+        return _Call(self._loop, function, args, kwargs).wait()
+
+    def on_abandoned(self, farewell: Callable[[], Awaitable[object]]) -> None:
+        """What to await when the owner is gone, or the interpreter exits, without having closed the loop."""
+        self._farewell = farewell
+        # What is registered last runs first: this has to come before the shutdown of what providers are built on.
+        atexit.unregister(_at_exit)
+        atexit.register(_at_exit)
+
+    def abandon(self) -> None:
+        """Say farewell and close, without waiting: it may be the garbage collector, in any thread, that calls."""
+        if self._closed or not self._thread.is_alive():
+            return
+        self._closed = True
+        with contextlib.suppress(RuntimeError):  # the loop closed meanwhile
+            self._loop.call_soon_threadsafe(self._begin_farewell)
+
+    def _begin_farewell(self) -> None:
+        task = self._loop.create_task(self._say_farewell())
+        task.add_done_callback(lambda _: self._loop.stop())
+
+    async def _say_farewell(self) -> None:
+        if self._farewell is None:
+            return
+        try:
+            await self._farewell()
+        except Exception as error:
+            LOGGER.warning("a sandbox that was not stopped could not be stopped afterwards: %s", error)
+
+    def close(self) -> None:
+        """End the thread; one that does not end in time is left behind. Repeating is harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._loop.stop)
+            self.join(CLOSE_TIMEOUT_S)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread's end."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join(max(0.0, timeout_s))
+
+
+class _Call:
+    """One operation that a thread waits for."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        function: Callable[..., Awaitable[Any]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self._loop = loop
+        self._work = (function, args, kwargs)
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelled = False
+        self._done: Future[Any] = Future()
+        loop.call_soon_threadsafe(self._begin)
+
+    def _begin(self) -> None:
+        if self._cancelled:
+            self._done.set_exception(asyncio.CancelledError())
+            return
+        self._task = self._loop.create_task(self._operate())
+        self._task.add_done_callback(self._end)
+
+    async def _operate(self) -> Any:
+        function, args, kwargs = self._work
+        return await function(*args, **kwargs)
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        if task.cancelled():
+            self._done.set_exception(asyncio.CancelledError())
+            return
+        error = task.exception()
+        if error is None:
+            self._done.set_result(task.result())
+        else:
+            self._done.set_exception(error)
+
+    def _cancel(self) -> None:
+        self._cancelled = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def wait(self) -> Any:
+        try:
+            return self._done.result(CALL_TIMEOUT_S)
+        except BaseException as error:
+            if self._done.done():
+                raise  # the operation's own
+            self._give_up()
+            if isinstance(error, TimeoutError):
+                raise TimeoutError(f"timed out waiting for the sync loop after {CALL_TIMEOUT_S:g}s") from None
+            raise  # interrupted
+
+    def _give_up(self) -> None:
+        """Cancel the operation and let its clean-up run, for a while."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._cancel)
+            with contextlib.suppress(Exception, asyncio.CancelledError):
+                self._done.result(CLOSE_TIMEOUT_S)
+
+
+def refuse_running_loop() -> None:
+    """Raise RuntimeError in a thread whose event loop is running."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError("Sandbox blocks, and an event loop is running here: use AsyncSandbox in async code")
+
+
+def _at_exit() -> None:
+    left = [thread for thread in _open if not thread.closed]
+    for thread in left:
+        thread.abandon()
+    deadline = time.monotonic() + EXIT_TIMEOUT_S
+    for thread in list(_open):
+        thread.join(deadline - time.monotonic())

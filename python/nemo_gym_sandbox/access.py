@@ -1,0 +1,34 @@
+"""Models for handing a running sandbox to another component. Needs pydantic (extra ``access``)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+try:
+    from pydantic import BaseModel, ConfigDict, JsonValue
+except ImportError as error:
+    raise ImportError("nemo_gym_sandbox.access needs pydantic: pip install 'nemo-gym-sandbox[access]'") from error
+
+__all__ = ["DirectSandboxConnection", "SandboxAccess"]
+
+
+class DirectSandboxConnection(BaseModel):
+    """How to connect to a sandbox with the provider of a configuration block.
+
+    ``descriptor`` is what ``AsyncSandbox.serialize()`` gave.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["direct"] = "direct"
+    provider_config_ref: str
+    descriptor: dict[str, JsonValue]
+
+
+class SandboxAccess(BaseModel):
+    """A sandbox and the directory to work in."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    connection: DirectSandboxConnection
+    workdir: str
