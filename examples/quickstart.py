@@ -1,7 +1,7 @@
 """Runs real commands in a local sandbox and checks what it is promised. No Docker, no image, a few seconds.
 
-    ./build.sh quickstart            in a clone
-    python examples/quickstart.py    with the wheel installed
+./build.sh quickstart            in a clone
+python examples/quickstart.py    with the wheel installed
 """
 
 import asyncio
@@ -67,9 +67,7 @@ async def main() -> None:
 
         print("a timeout")
         # The command starts a child of its own, and one that left its session: killing only a shell would miss both.
-        command = (
-            f"echo before; sh -c 'sleep 300; : {MARK}' & setsid sh -c 'sleep 300; : {MARK}' & sh -c 'sleep 300; : {MARK}'"
-        )
+        command = f"echo before; sh -c 'sleep 300; : {MARK}' & setsid sh -c 'sleep 300; : {MARK}' & sh -c 'sleep 300; : {MARK}'"
         running = asyncio.create_task(sandbox.exec(command, timeout_s=1.5))
         deadline = time.monotonic() + 1.4
         seen: list[int] = []
@@ -92,7 +90,10 @@ async def main() -> None:
         start = time.perf_counter()
         results = await asyncio.gather(*(sandbox.exec(f"echo {i}") for i in range(32)))
         took = time.perf_counter() - start
-        check(f"each has its own output ({1000 * took:.0f} ms)", [r.stdout for r in results] == [f"{i}\n" for i in range(32)])
+        check(
+            f"each has its own output ({1000 * took:.0f} ms)",
+            [r.stdout for r in results] == [f"{i}\n" for i in range(32)],
+        )
     print("done")
 
 

@@ -42,7 +42,8 @@ var rooms = []room{
 	{path: "pty", may: []string{"./core", "github.com/gorilla/websocket"}},
 	{path: "agent", may: []string{
 		"./agent", "./core", "./pty",
-		"github.com/creack/pty", "github.com/gorilla/websocket", "github.com/hashicorp/yamux", "golang.org/x/sys",
+		"github.com/creack/pty", "github.com/gorilla/websocket", "github.com/hashicorp/yamux", "github.com/moby/sys/user",
+		"golang.org/x/sys",
 	}},
 	{path: "providers/docker", may: []string{
 		"./agent", "./core", "./providers/docker", "./pty",
