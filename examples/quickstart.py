@@ -8,6 +8,7 @@ import asyncio
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from nemo_gym_sandbox import AsyncSandbox, SandboxSpec
@@ -34,6 +35,16 @@ def processes_marked(mark: str) -> list[int]:
         except OSError:
             continue  # it ended while we looked
     return found
+
+
+async def processes(enough: Callable[[int], bool], seconds: float) -> list[int]:
+    """The marked processes as soon as their number is enough, or as they are when the time is over."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = processes_marked(MARK)
+        if enough(len(found)) or time.monotonic() > deadline:
+            return found
+        await asyncio.sleep(0.02)
 
 
 async def main() -> None:
@@ -69,19 +80,13 @@ async def main() -> None:
         # The command starts a child of its own, and one that left its session: killing only a shell would miss both.
         command = f"echo before; sh -c 'sleep 300; : {MARK}' & setsid sh -c 'sleep 300; : {MARK}' & sh -c 'sleep 300; : {MARK}'"
         running = asyncio.create_task(sandbox.exec(command, timeout_s=1.5))
-        deadline = time.monotonic() + 1.4
-        seen: list[int] = []
-        while len(seen) < 3 and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
-            seen = processes_marked(MARK)
+        seen = await processes(lambda n: n >= 3, seconds=1.3)
         check("the whole tree is running", len(seen) >= 3, seen)
         start = time.perf_counter()
         result = await running
         check("it is a result, not an exception", result.error_type == "timeout" and result.return_code == 125, result)
         check("what was printed before is kept", result.stdout == "before\n", result)
-        deadline = time.monotonic() + 2
-        while (alive := processes_marked(MARK)) and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
+        alive = await processes(lambda n: n == 0, seconds=2)
         check("no process of it is left", not alive, alive)
         result = await sandbox.exec("echo still here")
         check("the sandbox goes on", result.stdout == "still here\n", result)
