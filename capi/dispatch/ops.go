@@ -1,0 +1,377 @@
+package dispatch
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/nemo-gym/nemo_gym_sandbox/core"
+)
+
+// The operation codes; part of the ABI (ngs.h).
+const (
+	opNoop          uint32 = 0
+	opProviderClose uint32 = 2
+	opCreate        uint32 = 3
+	opConnect       uint32 = 4
+	opExec          uint32 = 5
+	opUpload        uint32 = 6
+	opDownload      uint32 = 7
+	opStatus        uint32 = 8
+	opStop          uint32 = 9
+	opSerialize     uint32 = 10
+	opDisconnect    uint32 = 11
+	opPause         uint32 = 12
+	opResume        uint32 = 13
+	opEndpoint      uint32 = 14
+	opSetDefaults   uint32 = 15
+	opProviderNew   uint32 = 1
+	opTest          uint32 = 1000
+)
+
+var handlers map[uint32]handler
+
+// A package variable that names functions which read it would be a cycle; this is where it is filled.
+func init() {
+	handlers = map[uint32]handler{
+		opNoop:          func(*operation, []byte) (reply, error) { return reply{}, nil },
+		opProviderNew:   providerNew,
+		opProviderClose: providerClose,
+		opCreate:        create,
+		opConnect:       connect,
+		opExec:          execute,
+		opUpload:        upload,
+		opDownload:      download,
+		opStatus:        status,
+		opStop:          onSandbox((*core.Sandbox).Stop),
+		opSerialize:     serialize,
+		opDisconnect:    onSandbox(func(s *core.Sandbox, _ context.Context) error { return s.Disconnect() }),
+		opPause:         onSandbox((*core.Sandbox).Pause),
+		opResume:        onSandbox((*core.Sandbox).Resume),
+		opEndpoint:      endpoint,
+		opSetDefaults:   setDefaults,
+		opTest:          provoke,
+	}
+}
+
+func decode(req []byte, into any) error {
+	if err := json.Unmarshal(req, into); err != nil {
+		return core.Errorf(core.KindInvalid, "", "the request is not understood: %w", err)
+	}
+	return nil
+}
+
+func answer(v any) (reply, error) {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		return reply{}, core.Errorf(core.KindInternal, "", "the answer can't be encoded: %w", err)
+	}
+	if len(raw) > MaxEvent-HeaderSize-8 {
+		return reply{}, core.Errorf(core.KindInternal, "", "the answer of %d bytes is too large", len(raw))
+	}
+	return reply{payload: raw, flags: FlagJSON}, nil
+}
+
+func (o *operation) provider(h Handle) (core.Provider, error) {
+	if p, ok := lookup[core.Provider](&o.bridge.lib.table, h); ok {
+		return p, nil
+	}
+	return nil, core.Errorf(core.KindClosed, "", "%w", errNoProvider)
+}
+
+func (o *operation) sandbox(h Handle) (*core.Sandbox, error) {
+	if s, ok := lookup[*core.Sandbox](&o.bridge.lib.table, h); ok {
+		return s, nil
+	}
+	return nil, core.Errorf(core.KindClosed, "", "the sandbox's handle is no longer valid")
+}
+
+type providerRequest struct {
+	Provider Handle `json:"provider"`
+}
+
+type newProviderRequest struct {
+	Name   string          `json:"name"`
+	Config json.RawMessage `json:"config"`
+}
+
+type providerReply struct {
+	Provider Handle `json:"provider"`
+}
+
+func providerNew(o *operation, req []byte) (reply, error) {
+	var r newProviderRequest
+	if err := decode(req, &r); err != nil {
+		return reply{}, err
+	}
+	h, err := o.bridge.lib.NewProvider(r.Name, r.Config)
+	if err != nil {
+		return reply{}, err
+	}
+	rep, err := answer(providerReply{Provider: h})
+	rep.undo = func() { o.bridge.lib.Release(h) }
+	return rep, err
+}
+
+func providerClose(o *operation, req []byte) (reply, error) {
+	var r providerRequest
+	if err := decode(req, &r); err != nil {
+		return reply{}, err
+	}
+	p, err := o.provider(r.Provider)
+	if err != nil { // closed already
+		return reply{}, nil
+	}
+	if err := p.Close(o.ctx); err != nil {
+		return reply{}, core.WithSandbox(err, core.KindSandbox, "close", p.Name(), "")
+	}
+	o.bridge.lib.table.remove(r.Provider)
+	return reply{}, nil
+}
+
+type createRequest struct {
+	Provider Handle      `json:"provider"`
+	Spec     specRequest `json:"spec"`
+}
+
+type sandboxReply struct {
+	Sandbox Handle `json:"sandbox"`
+	ID      string `json:"id"`
+}
+
+func create(o *operation, req []byte) (reply, error) {
+	var r createRequest
+	if err := decode(req, &r); err != nil {
+		return reply{}, err
+	}
+	p, err := o.provider(r.Provider)
+	if err != nil {
+		return reply{}, err
+	}
+	spec, err := r.Spec.spec()
+	if err != nil {
+		return reply{}, core.WithSandbox(err, core.KindInvalid, "create", p.Name(), "")
+	}
+	s := core.NewSandbox(p, spec)
+	if err := s.Start(o.ctx); err != nil {
+		if o.ctx.Err() != nil {
+			err = &core.Error{Kind: core.KindCanceled, Op: "create", Provider: p.Name(), Err: err}
+		}
+		return reply{}, err
+	}
+	undo := func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(o.ctx), undoTimeout)
+		defer cancel()
+		_ = s.Stop(ctx) // the caller has gone
+	}
+	// A cancellation that came when the backend was done already: its caller expects that there is nothing.
+	if o.ctx.Err() != nil {
+		undo()
+		return reply{}, core.Errorf(core.KindCanceled, "create", "%w", context.Cause(o.ctx))
+	}
+	return o.keep(s, undo)
+}
+
+// keep gives a sandbox its handle.
+func (o *operation) keep(s *core.Sandbox, undo func()) (reply, error) {
+	table := &o.bridge.lib.table
+	h := table.add(tagSandbox, s)
+	if h == 0 {
+		undo()
+		return reply{}, core.Errorf(core.KindInternal, "", "too many objects are open")
+	}
+	rep, err := answer(sandboxReply{Sandbox: h, ID: s.ID()})
+	rep.undo = func() {
+		table.remove(h)
+		undo()
+	}
+	return rep, err
+}
+
+type connectRequest struct {
+	Provider   Handle         `json:"provider"`
+	Descriptor map[string]any `json:"descriptor"`
+}
+
+func connect(o *operation, req []byte) (reply, error) {
+	var r connectRequest
+	if err := decode(req, &r); err != nil {
+		return reply{}, err
+	}
+	p, err := o.provider(r.Provider)
+	if err != nil {
+		return reply{}, err
+	}
+	s, err := core.Connect(o.ctx, p, r.Descriptor)
+	if err != nil {
+		return reply{}, err
+	}
+	return o.keep(s, s.Release)
+}
+
+type sandboxRequest struct {
+	Sandbox Handle `json:"sandbox"`
+}
+
+// onSandbox is the handler of an operation that needs a sandbox and answers nothing.
+func onSandbox(do func(*core.Sandbox, context.Context) error) handler {
+	return func(o *operation, req []byte) (reply, error) {
+		var r sandboxRequest
+		if err := decode(req, &r); err != nil {
+			return reply{}, err
+		}
+		s, err := o.sandbox(r.Sandbox)
+		if err != nil {
+			return reply{}, err
+		}
+		return reply{}, do(s, o.ctx)
+	}
+}
+
+type fileRequest struct {
+	Sandbox Handle `json:"sandbox"`
+	Local   string `json:"local"`
+	Remote  string `json:"remote"`
+}
+
+func upload(o *operation, req []byte) (reply, error) {
+	var r fileRequest
+	if err := decode(req, &r); err != nil {
+		return reply{}, err
+	}
+	s, err := o.sandbox(r.Sandbox)
+	if err != nil {
+		return reply{}, err
+	}
+	return reply{}, s.Upload(o.ctx, r.Local, r.Remote)
+}
+
+func download(o *operation, req []byte) (reply, error) {
+	var r fileRequest
+	if err := decode(req, &r); err != nil {
+		return reply{}, err
+	}
+	s, err := o.sandbox(r.Sandbox)
+	if err != nil {
+		return reply{}, err
+	}
+	return reply{}, s.Download(o.ctx, r.Remote, r.Local)
+}
+
+type statusReply struct {
+	Status core.Status `json:"status"`
+}
+
+func status(o *operation, req []byte) (reply, error) {
+	var r sandboxRequest
+	if err := decode(req, &r); err != nil {
+		return reply{}, err
+	}
+	s, err := o.sandbox(r.Sandbox)
+	if err != nil {
+		return reply{}, err
+	}
+	st, err := s.Status(o.ctx)
+	if err != nil {
+		return reply{}, err
+	}
+	return answer(statusReply{Status: st})
+}
+
+type serializeRequest struct {
+	Sandbox Handle `json:"sandbox"`
+	Scope   string `json:"scope"`
+}
+
+func serialize(o *operation, req []byte) (reply, error) {
+	var r serializeRequest
+	if err := decode(req, &r); err != nil {
+		return reply{}, err
+	}
+	s, err := o.sandbox(r.Sandbox)
+	if err != nil {
+		return reply{}, err
+	}
+	d, err := s.Serialize(o.ctx, r.Scope)
+	if err != nil {
+		return reply{}, err
+	}
+	return answer(d)
+}
+
+type endpointRequest struct {
+	Sandbox Handle `json:"sandbox"`
+	Port    int    `json:"port"`
+}
+
+type endpointReply struct {
+	URL     string            `json:"url"`
+	Headers map[string]string `json:"headers"`
+}
+
+func endpoint(o *operation, req []byte) (reply, error) {
+	var r endpointRequest
+	if err := decode(req, &r); err != nil {
+		return reply{}, err
+	}
+	s, err := o.sandbox(r.Sandbox)
+	if err != nil {
+		return reply{}, err
+	}
+	ep, err := s.Endpoint(o.ctx, r.Port)
+	if err != nil {
+		return reply{}, err
+	}
+	return answer(endpointReply{URL: ep.URL, Headers: ep.Headers})
+}
+
+// defaultsRequest changes what is present; "" goes back to the sandbox's own.
+type defaultsRequest struct {
+	Sandbox Handle  `json:"sandbox"`
+	User    *string `json:"user"`
+	Workdir *string `json:"workdir"`
+}
+
+func setDefaults(o *operation, req []byte) (reply, error) {
+	var r defaultsRequest
+	if err := decode(req, &r); err != nil {
+		return reply{}, err
+	}
+	s, err := o.sandbox(r.Sandbox)
+	if err != nil {
+		return reply{}, err
+	}
+	if r.User != nil {
+		s.SetDefaultUser(*r.User)
+	}
+	if r.Workdir != nil {
+		s.SetDefaultWorkdir(*r.Workdir)
+	}
+	return reply{}, nil
+}
+
+type testRequest struct {
+	What string `json:"what"`
+}
+
+// provoke is for tests of the border: it needs NGS_TEST_HOOKS=1.
+func provoke(o *operation, req []byte) (reply, error) {
+	var r testRequest
+	if err := decode(req, &r); err != nil {
+		return reply{}, err
+	}
+	switch r.What {
+	case "panic":
+		panic("asked to")
+	case "nil":
+		var s *core.Error
+		return reply{}, errors.New(string(s.Kind))
+	case "wait": // until cancelled
+		<-o.ctx.Done()
+		return reply{}, o.ctx.Err()
+	case "stubborn": // does not care that it is cancelled
+		time.Sleep(time.Minute)
+	}
+	return reply{}, core.Errorf(core.KindInvalid, "test", "what is %q?", r.What)
+}

@@ -1,0 +1,14 @@
+// Package all knows every provider that this build has.
+package all
+
+import (
+	"github.com/nemo-gym/nemo_gym_sandbox/core"
+	"github.com/nemo-gym/nemo_gym_sandbox/providers/mem"
+)
+
+// Registry gives a new registry with all providers: one line each.
+func Registry() *core.Registry {
+	r := core.NewRegistry()
+	r.Register("mem", mem.NewFactory())
+	return r
+}
