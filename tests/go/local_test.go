@@ -1,0 +1,48 @@
+package architecture
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/nemo-gym/nemo_gym_sandbox/core"
+	"github.com/nemo-gym/nemo_gym_sandbox/providers/local"
+	"github.com/nemo-gym/nemo_gym_sandbox/tests/go/suite"
+)
+
+func TestLocalIsolated(t *testing.T) {
+	suite.Run(t, localConfig(t, "bwrap", suite.Config{NoUsers: true}))
+}
+
+func TestLocalUnisolated(t *testing.T) {
+	suite.Run(t, localConfig(t, "none", suite.Config{NoUsers: true, Unisolated: true}))
+}
+
+func localConfig(t *testing.T, isolation string, c suite.Config) suite.Config {
+	state, work := t.TempDir(), t.TempDir()
+	t.Setenv("XDG_STATE_HOME", state)
+	config, err := json.Marshal(map[string]any{"isolation": isolation, "workspace_root": work})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.New = func(t testing.TB) core.Provider {
+		p, err := local.New(config)
+		if err != nil {
+			t.Fatalf("make the provider: %v", err)
+		}
+		return p
+	}
+	c.Leftovers = func(t testing.TB) []string {
+		var found []string
+		for _, pattern := range []string{filepath.Join(work, "*"), filepath.Join(state, "*", "s", "*"), filepath.Join(os.TempDir(), "local-*")} {
+			names, err := filepath.Glob(pattern)
+			if err != nil {
+				t.Fatal(err)
+			}
+			found = append(found, names...)
+		}
+		return found
+	}
+	return c
+}
