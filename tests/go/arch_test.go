@@ -66,6 +66,7 @@ var rooms = []room{
 	{path: "providers/all", may: []string{"./core", "./providers"}},
 	{path: "capi", may: []string{everything}},
 	{path: "bench", may: []string{everything}},
+	{path: "examples", may: []string{"./core", "./providers/all"}},
 	{path: "tests", may: []string{everything}},
 }
 
@@ -80,7 +81,7 @@ var oneFile = map[string]string{
 }
 
 // mayPrint are the rooms that hold programs or their helpers; the rest is a library, which neither prints nor exits.
-var mayPrint = []string{"agent/cmd", "bench", "tests"}
+var mayPrint = []string{"agent/cmd", "bench", "examples", "tests"}
 
 // goStarter is the only function in capi that holds a go statement: it recovers panics and reports them.
 const goStarter = "safeGo"
