@@ -1,0 +1,253 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+
+	"github.com/nemo-gym/nemo_gym_sandbox/core"
+)
+
+// engineRunner runs each command by an exec of the engine's own. It needs
+// nothing in the container but a shell, costs about 100 ms per command, and
+// kills by walking the container's /proc.
+type engineRunner struct {
+	i     *instance
+	args  execArgs // what the configuration adds to every exec
+	shell string
+	user  string // the image's, which the engine takes when none is named
+
+	oomMu    sync.Mutex
+	oomKills int64 // the last known count of the container's cgroup
+}
+
+const (
+	// tagVariable marks what belongs to one command: children inherit it.
+	tagVariable = "NGS_EXEC"
+	// argLimit is the kernel's limit for one argument, with its terminating NUL.
+	argLimit = 128 << 10
+	// killTimeout bounds the killing of one command's processes, in addition to their time of grace.
+	killTimeout = 10 * time.Second
+)
+
+// exec implements runner.
+func (r *engineRunner) exec(ctx context.Context, req core.ExecRequest, sink core.Sink) (core.ExecResult, error) {
+	run := ctx
+	if req.Timeout > 0 {
+		var cancel context.CancelFunc
+		run, cancel = context.WithTimeoutCause(ctx, req.Timeout, errCommandTimeout)
+		defer cancel()
+	}
+	tag := randomHex(16)
+	options := r.options(req, tag)
+	id, err := r.i.p.engine.ExecCreate(run, r.i.name, options.ExecOptions)
+	if err != nil {
+		return r.failed(ctx, run, req, err)
+	}
+	stream, err := r.i.p.engine.ExecAttach(run, id)
+	if err != nil {
+		if run.Err() != nil {
+			// The engine may have started it before it was told to forget about it.
+			r.kill(ctx, tag)
+		}
+		return r.failed(ctx, run, req, err)
+	}
+	x := newExecution(r.i.p.engine, id, stream, sink)
+	defer x.close()
+	x.feed(options.stdin)
+	state, err := x.await(run)
+	if run.Err() != nil {
+		r.kill(ctx, tag)
+		x.drain(true)
+		x.held.flush()
+		return r.failed(ctx, run, req, context.Cause(run))
+	}
+	if err != nil {
+		x.drain(true)
+		x.held.flush()
+		return r.failed(ctx, run, req, err)
+	}
+	return r.result(ctx, req, x, state), nil
+}
+
+// errCommandTimeout is why a command's context ended.
+var errCommandTimeout = errors.New("the command's time is over")
+
+// execOptions is an exec and what it reads.
+type execOptions struct {
+	container.ExecOptions
+	stdin io.Reader
+}
+
+// options translates a request.
+func (r *engineRunner) options(req core.ExecRequest, tag string) execOptions {
+	o := execOptions{ExecOptions: container.ExecOptions{
+		User:         firstOf(req.User, r.args.user),
+		WorkingDir:   firstOf(req.Cwd, r.args.workdir),
+		Privileged:   r.args.privileged,
+		Env:          append(append([]string{tagVariable + "=" + tag}, r.args.env...), environ(req.Env)...),
+		Cmd:          req.Argv,
+		AttachStdout: true,
+		AttachStderr: true,
+	}, stdin: req.Stdin}
+	if len(req.Argv) == 0 {
+		o.Cmd, o.stdin = shellArgv(r.shell, req.Command, req.Stdin)
+	}
+	o.AttachStdin = o.stdin != nil
+	return o
+}
+
+// shellArgv gives the words that run a command. One that is too long for an
+// argument goes in pieces, or over the standard input when that is free.
+func shellArgv(shell, command string, stdin io.Reader) ([]string, io.Reader) {
+	if len(command) < argLimit {
+		return []string{shell, "-c", command}, stdin
+	}
+	if stdin == nil {
+		// The x keeps the substitution from cutting line ends off.
+		const script = `c=$(cat; printf x); exec </dev/null; eval " ${c%x}"`
+		return []string{shell, "-c", script}, strings.NewReader(command)
+	}
+	const script = `IFS=; c=$*; unset IFS; set --; eval " $c"`
+	argv := []string{shell, "-c", script, shell}
+	for len(command) > 0 {
+		n := min(len(command), argLimit-1)
+		argv, command = append(argv, command[:n]), command[n:]
+	}
+	return argv, stdin
+}
+
+// failed turns what went wrong around a command into its result, or into an
+// error when the request itself could not be served.
+func (r *engineRunner) failed(ctx, run context.Context, req core.ExecRequest, err error) (core.ExecResult, error) {
+	switch {
+	case ctx.Err() != nil:
+		return core.ExecResult{}, core.Errorf(core.KindCanceled, "exec", "canceled, and what it ran was killed: %w", context.Cause(ctx))
+	case run.Err() != nil:
+		if v := r.i.diagnose(ctx); v.reason != "" {
+			return core.RuntimeFailure(v.reason), nil
+		}
+		return core.TimedOut(providerName, req.Timeout), nil
+	}
+	if v := r.i.diagnose(ctx); v.reason != "" {
+		return core.RuntimeFailure(v.reason), nil
+	}
+	return core.RuntimeFailure(oneLine(err.Error())), nil
+}
+
+// result reads how a command ended.
+func (r *engineRunner) result(ctx context.Context, req core.ExecRequest, x *execution, state container.ExecInspect) core.ExecResult {
+	if state.Pid == 0 {
+		return r.refused(ctx, req, x)
+	}
+	x.held.flush()
+	res := core.ExecResult{ExitCode: state.ExitCode}
+	if state.ExitCode != 128+9 {
+		return res
+	}
+	// Killed: by somebody in there, by the kernel for want of memory, or together with the whole container.
+	if v := r.i.diagnose(ctx); v.status == core.StatusStopped {
+		return core.RuntimeFailure(v.reason)
+	}
+	if r.outOfMemory(ctx) {
+		res.ErrorType, res.Reason = core.ErrorTypeSandbox, "the command was killed: out of memory"
+	}
+	return res
+}
+
+// refused is for a command that the engine could not start. Where the program
+// does not exist it is the command's own failure, as a shell would have it.
+func (r *engineRunner) refused(ctx context.Context, req core.ExecRequest, x *execution) core.ExecResult {
+	if v := r.i.diagnose(ctx); v.reason != "" {
+		return core.RuntimeFailure(v.reason)
+	}
+	text := oneLine(x.held.take())
+	cwd := strings.Contains(text, "chdir")
+	if len(req.Argv) > 0 && !cwd {
+		for words, code := range map[string]int{"executable file not found": 127, "no such file or directory": 127, "permission denied": 126, "is a directory": 126} {
+			if strings.Contains(text, words) {
+				_ = x.err.write([]byte(req.Argv[0] + ": " + words + "\n"))
+				return core.ExecResult{ExitCode: code}
+			}
+		}
+	}
+	if cwd && req.Cwd != "" {
+		return core.RuntimeFailure(fmt.Sprintf("the working directory %s does not exist or can't be entered: %s", req.Cwd, text))
+	}
+	return core.RuntimeFailure("the engine could not start the command: " + text)
+}
+
+// oneLine makes an engine's message fit for a reason.
+func oneLine(s string) string {
+	s = strings.Join(strings.Fields(s), " ")
+	if len(s) > 500 {
+		s = s[:500] + "..."
+	}
+	return s
+}
+
+// useEngine prepares for commands by engine exec in a container that has just been started.
+func (i *instance) useEngine(ctx context.Context, pl *plan, exit <-chan int64) error {
+	shell := i.p.shellFor(ctx, pl.img.ID, i.name)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	select {
+	case code, ok := <-exit:
+		if ok {
+			return fmt.Errorf("the container ended at once with code %d: does %s exist in the image %s, and does its main process go on?", code, i.p.cfg.Create.KeepaliveShell, pl.image)
+		}
+	default:
+	}
+	i.run = &engineRunner{i: i, args: i.p.args, shell: shell, user: pl.user}
+	return nil
+}
+
+// shellFor chooses the shell of commands: the configured one, else bash where
+// the image has it, else sh. It is found out once per image.
+func (p *Provider) shellFor(ctx context.Context, imageID, name string) string {
+	if s := p.cfg.Exec.ExecShell; s != nil {
+		return *s
+	}
+	p.mu.Lock()
+	known := p.shellOf[imageID]
+	p.mu.Unlock()
+	if known != "" {
+		return known
+	}
+	const plain = "sh"
+	found, err := p.shells.do(ctx, imageID, func(ctx context.Context) (string, error) {
+		ctx, cancel := context.WithTimeout(ctx, killTimeout)
+		defer cancel()
+		_, code, err := runHelper(ctx, p.engine, name, container.ExecOptions{Cmd: []string{"sh", "-c", "command -v bash"}}, nil, 4<<10)
+		if err != nil {
+			return plain, err
+		}
+		shell := plain
+		if code == 0 {
+			shell = "bash"
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.shellOf[imageID] = shell
+		return shell, nil
+	})
+	if err != nil {
+		return plain // and asked again for the next sandbox
+	}
+	return found
+}
+
+// handover implements runner. Without an agent nothing ends a sandbox that nobody holds, and the container keeps its defaults.
+func (r *engineRunner) handover(context.Context, core.Defaults) error { return nil }
+
+// close implements runner.
+func (r *engineRunner) close() {}
+
+var _ runner = (*engineRunner)(nil)
