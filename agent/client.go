@@ -68,6 +68,8 @@ type Client struct {
 	info Info
 	pool pool
 
+	dials chan struct{} // one entry for each stream that is being opened
+
 	presence *wire.Stream
 	lost     chan struct{} // closed when the presence stream has ended
 
@@ -82,7 +84,7 @@ func Connect(ctx context.Context, o Options) (*Client, error) {
 	if o.KillGrace <= 0 {
 		o.KillGrace = wire.DefaultKillGrace
 	}
-	c := &Client{o: o, lost: make(chan struct{})}
+	c := &Client{o: o, lost: make(chan struct{}), dials: make(chan struct{}, maxDials)}
 	c.pool = pool{dial: c.dial, used: map[*wire.Stream]struct{}{}}
 	st, err := c.first(ctx)
 	if err != nil {
@@ -167,8 +169,18 @@ func (c *Client) watch() {
 	}
 }
 
+// maxDials is how many streams of a client may be unauthenticated at a time: the
+// agent refuses more than a few from all its clients together.
+const maxDials = 8
+
 // dial opens and authenticates a stream.
 func (c *Client) dial(ctx context.Context) (*wire.Stream, error) {
+	select {
+	case c.dials <- struct{}{}:
+		defer func() { <-c.dials }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 	conn, err := c.o.Dial(ctx)
 	if err != nil {
 		return nil, err

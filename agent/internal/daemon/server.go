@@ -43,6 +43,7 @@ type server struct {
 
 // Run serves until the sandbox's end and gives the agent's exit code.
 func Run(cfg wire.ServeConfig) (int, error) {
+	closeInherited()
 	// A token read late, or a socket that commands could replace, would be
 	// theirs: both are settled before anything else runs.
 	var token []byte
