@@ -13,6 +13,8 @@ from nemo_gym_sandbox._cleanup import LoopLock, finish
 from nemo_gym_sandbox.providers.base import SandboxStatus
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nemo_gym_sandbox._recorder import Recorder
     from nemo_gym_sandbox.providers.base import SandboxHandle, SandboxProvider, SandboxSpec
 
@@ -43,7 +45,10 @@ _REFUSALS = {
 class Lifecycle:
     """Owns the handle of one sandbox, and the provider when asked to."""
 
-    def __init__(self, provider: SandboxProvider, *, owns_provider: bool) -> None:
+    def __init__(
+        self, provider: SandboxProvider, on_created: Callable[[SandboxHandle], None], *, owns_provider: bool
+    ) -> None:
+        self._on_created = on_created  # called before anything is written into the sandbox
         self.provider = provider
         self.provider_name = str(getattr(provider, "name", type(provider).__name__))
         self.owns_provider = owns_provider
@@ -82,32 +87,42 @@ class Lifecycle:
         """Create the sandbox and write its files. What fails, or is cancelled, leaves nothing behind."""
         self.check_startable()
         self.state = State.STARTING
+        cancellations = _cancellations()
         self._starting = asyncio.ensure_future(self._start(spec))
         try:
             await self._starting
+            if _cancellations() > cancellations:  # the provider swallowed it
+                raise asyncio.CancelledError
         except asyncio.CancelledError:
-            if self._handle is not None and self._starting.done() and not self._starting.cancelled():
-                await self.undo()  # it became ready in the moment of the cancellation
-            task = asyncio.current_task()
-            if self._stop_asked and not (task and task.cancelling()):
-                raise RuntimeError("Sandbox was stopped while it was starting") from None
+            if self._starting.done() and not self._starting.cancelled():
+                self._starting.exception()  # seen: the cancellation goes before it
+            if self._handle is not None:
+                await self.undo()  # it became ready all the same
+            if self._stop_asked and _cancellations() == cancellations:
+                raise self._stopped_while_starting() from None
             raise
         finally:
             self._starting = None
+        if self._stop_asked:
+            raise self._stopped_while_starting()
+
+    @staticmethod
+    def _stopped_while_starting() -> RuntimeError:
+        return RuntimeError("Sandbox was stopped while it was starting")
 
     async def _start(self, spec: SandboxSpec) -> None:
         recorder = telemetry.recorder()
         try:
             if recorder is None:
                 self._handle = await self.provider.create(spec)
-                await self._write_files(self._handle, spec)
+                await self._prepare(self._handle, spec)
             else:
                 with recorder.span("start", self.provider_name, None) as span:
                     self._handle = await self.provider.create(spec)
                     span.sandbox_id(self._handle.sandbox_id)
                     recorder.active(self.provider_name, +1)
                     self._counted_by = recorder
-                    await self._write_files(self._handle, spec)
+                    await self._prepare(self._handle, spec)
         except BaseException:
             if self._handle is None:
                 self.state = State.NEW
@@ -117,7 +132,8 @@ class Lifecycle:
             raise
         self.state = State.STARTED
 
-    async def _write_files(self, handle: SandboxHandle, spec: SandboxSpec) -> None:
+    async def _prepare(self, handle: SandboxHandle, spec: SandboxSpec) -> None:
+        self._on_created(handle)
         if not spec.files:
             return
         from tempfile import TemporaryDirectory
@@ -194,3 +210,9 @@ class Lifecycle:
         if self.state is State.STARTING:
             return SandboxStatus.STARTING
         return SandboxStatus.STOPPED if self.state is State.STOPPED else SandboxStatus.UNKNOWN
+
+
+def _cancellations() -> int:
+    """How often the running task was asked to end."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()

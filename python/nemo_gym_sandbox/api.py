@@ -71,7 +71,7 @@ class AsyncSandbox:
         owns_provider: bool = True,
     ) -> None:
         backend: Any = create_provider(provider) if isinstance(provider, Mapping) else provider
-        self._life = Lifecycle(cast("SandboxProvider", backend), owns_provider=owns_provider)
+        self._life = Lifecycle(cast("SandboxProvider", backend), self._created, owns_provider=owns_provider)
         self._spec = spec
         self._default_user: str | int | None = None
         self._default_workdir: str | None = None
@@ -277,7 +277,7 @@ class AsyncSandbox:
         :meth:`serialize` carries it, so that whoever connects gets the same default.
         """
         self._default_user = user
-        self._tell_defaults()
+        self._defaults_changed()
 
     def set_default_workdir(self, workdir: str | None) -> None:
         """Change where later commands run when they do not say; None is the spec's directory again.
@@ -285,13 +285,21 @@ class AsyncSandbox:
         The directory is neither made nor changed. :meth:`serialize` carries the new default.
         """
         self._default_workdir = workdir
-        self._tell_defaults()
+        self._defaults_changed()
 
-    def _tell_defaults(self) -> None:
+    def _created(self, handle: SandboxHandle) -> None:
+        if self._default_user is not None or self._default_workdir is not None:
+            self._tell_defaults(handle)
+
+    def _defaults_changed(self) -> None:
+        if self._life.sandbox_id is not None:
+            self._tell_defaults(self._life.handle())
+
+    def _tell_defaults(self, handle: SandboxHandle) -> None:
         provider = self._life.provider
-        if self._life.sandbox_id is not None and issubclass(type(provider), SupportsSandboxDefaults):
+        if issubclass(type(provider), SupportsSandboxDefaults):
             cast("SupportsSandboxDefaults", provider).set_defaults(
-                self._life.handle(), user=self._default_user, workdir=self.exec_cwd(None)
+                handle, user=self._default_user, workdir=self.exec_cwd(None)
             )
 
     # ---- files

@@ -1,0 +1,222 @@
+"""Sandboxes as containers of a Docker engine, over the engine's API; the ``docker`` command is not needed."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from nemo_gym_sandbox._core.native import NativeProvider
+from nemo_gym_sandbox.providers import _options as check
+from nemo_gym_sandbox.providers.base import SandboxCreateError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nemo_gym_sandbox.providers.base import SandboxEndpoint, SandboxExecResult, SandboxHandle
+
+__all__ = [
+    "DockerConnectionConfig",
+    "DockerCreateConfig",
+    "DockerCreateError",
+    "DockerExecConfig",
+    "DockerProbeConfig",
+    "DockerProvider",
+]
+
+
+class DockerCreateError(SandboxCreateError):
+    """Raised when a container cannot be created or connected to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DockerCreateConfig:
+    """How containers are made."""
+
+    keepalive_shell: str = "/bin/sh"
+    """Runs ``keepalive_cmd`` where no agent runs."""
+    keepalive_cmd: str = "while :; do sleep 3600; done"
+    """Keeps a container alive where no agent runs."""
+    start_timeout_s: float | None = 600
+    """Bounds everything from the pull to the first answer; None is no limit."""
+    use_init: bool = True
+    """A first process that reaps; the agent is one."""
+    network: str | None = None
+    """The network's name or mode; None is the engine's default."""
+    read_only: bool = False
+    """Makes the root file system read-only."""
+    cap_drop: Sequence[str] = ()
+    """Capabilities taken away."""
+    security_opt: Sequence[str] = ()
+    """Security options, handed to the engine as they are."""
+    pids_limit: int | None = None
+    """Processes and threads; None is the engine's default."""
+    extra_run_args: Sequence[str] = ()
+    """Flags as for ``docker run``; those that are not supported are refused by name."""
+    apply_resource_limits: bool = True
+    """False makes the spec's cpu and memory advice."""
+    publish_host: str = "127.0.0.1"
+    """The address on which declared ports are published."""
+    orphan_timeout_s: float = 60
+    """How long a sandbox outlives its last client; 0 is for ever."""
+    handover_timeout_s: float = 3600
+    """The same once the sandbox was serialized or taken up by another client; 0 is for ever."""
+    agent_transport: Literal["auto", "socket", "stream"] = "auto"
+    """How the agent in the container is reached: a mounted socket, an exec's stream, or whichever works."""
+    platform: str | None = None
+    """``os/arch[/variant]`` of the image; None is the engine's own."""
+    pull_policy: Literal["missing", "always", "never"] = "missing"
+    """When images are pulled."""
+
+    def __post_init__(self) -> None:
+        check.text("create.keepalive_shell", self.keepalive_shell)
+        check.text("create.keepalive_cmd", self.keepalive_cmd)
+        check.optional_number("create.start_timeout_s", self.start_timeout_s, above=0)
+        check.optional_number("create.pids_limit", self.pids_limit, above=0, whole=True)
+        check.number("create.orphan_timeout_s", self.orphan_timeout_s, at_least=0)
+        check.number("create.handover_timeout_s", self.handover_timeout_s, at_least=0)
+        check.texts("create.cap_drop", self.cap_drop)
+        check.texts("create.security_opt", self.security_opt)
+        check.texts("create.extra_run_args", self.extra_run_args)
+        check.one_of("create.agent_transport", self.agent_transport, ("auto", "socket", "stream"))
+        check.one_of("create.pull_policy", self.pull_policy, ("missing", "always", "never"))
+        try:
+            ipaddress.ip_address(self.publish_host)
+        except ValueError:
+            raise ValueError(f"create.publish_host must be an IP address, got {self.publish_host!r}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DockerExecConfig:
+    """How commands are run."""
+
+    default_timeout_s: float | None = 180
+    """Bounds commands that give no timeout; None is no limit."""
+    extra_exec_args: Sequence[str] = ()
+    """Flags as for ``docker exec``; they force mode ``engine``."""
+    concurrency: int | None = None
+    """Commands at once; None is 32 in mode ``engine`` and no limit with the agent."""
+    exec_shell: str | None = None
+    """What runs commands; None is bash where the container has it, else sh."""
+    mode: Literal["auto", "agent", "engine"] = "auto"
+    """Through our agent in the container, the engine's own exec, or the first that works."""
+    max_output_bytes: int = 268435456
+    """How much of each channel is kept, head and tail; 0 is all."""
+    kill_grace_s: float = 0.5
+    """Between the request to end and the kill, after a timeout or a cancellation."""
+
+    def __post_init__(self) -> None:
+        check.optional_number("exec.default_timeout_s", self.default_timeout_s, above=0)
+        check.texts("exec.extra_exec_args", self.extra_exec_args)
+        check.optional_number("exec.concurrency", self.concurrency, at_least=1, whole=True)
+        if self.exec_shell is not None:
+            check.text("exec.exec_shell", self.exec_shell)
+        check.one_of("exec.mode", self.mode, ("auto", "agent", "engine"))
+        check.number("exec.max_output_bytes", self.max_output_bytes, at_least=0, whole=True)
+        check.number("exec.kill_grace_s", self.kill_grace_s, at_least=0)
+        if self.extra_exec_args and self.mode == "agent":
+            raise ValueError("exec.extra_exec_args are flags of the engine's exec: they exclude exec.mode 'agent'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DockerProbeConfig:
+    """When a new container counts as ready."""
+
+    command: str | None = "printf docker-sandbox-ready"
+    """Has to succeed; None skips the probe."""
+    expected_stdout: str | None = "docker-sandbox-ready"
+    """Has to be in the probe's output; None takes any."""
+    timeout_s: float | None = 30
+    """Per try."""
+    deadline_s: float | None = None
+    """Tries again until then; None makes the first failure final."""
+    stable_count: int = 1
+    """Successes in a row that are needed."""
+    stable_delay_s: float = 0
+    """Between them."""
+
+    def __post_init__(self) -> None:
+        if self.command is not None:
+            check.optional_number("probe.timeout_s", self.timeout_s, above=0)
+        check.optional_number("probe.deadline_s", self.deadline_s, above=0)
+        check.number("probe.stable_count", self.stable_count, at_least=1, whole=True)
+        check.number("probe.stable_delay_s", self.stable_delay_s, at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DockerConnectionConfig:
+    """Where the engine is. What is left open is looked up as the docker command does: environment, then context."""
+
+    host: str | None = None
+    """``unix://``, ``tcp://`` or ``ssh://``; else ``DOCKER_HOST``."""
+    context: str | None = None
+    """A context's name; else ``DOCKER_CONTEXT``, else the current one."""
+    tls_verify: bool | None = None
+    """Else ``DOCKER_TLS_VERIFY``."""
+    cert_path: str | None = None
+    """Else ``DOCKER_CERT_PATH``."""
+    api_version: str | None = None
+    """Else ``DOCKER_API_VERSION``, else agreed upon with the engine."""
+    config_dir: str | None = None
+    """Else ``DOCKER_CONFIG``, else ``~/.docker``."""
+
+
+class DockerProvider(NativeProvider):
+    """Runs each sandbox as a container.
+
+    Each block is a mapping of its keys or its dataclass. Raises TypeError for a key that does not exist, ValueError for
+    a value that makes no sense.
+    """
+
+    name: ClassVar[str] = "docker"
+    create_error: ClassVar[type[SandboxCreateError]] = DockerCreateError
+
+    @check.named_keywords
+    def __init__(
+        self,
+        create: Mapping[str, Any] | DockerCreateConfig | None = None,
+        exec: Mapping[str, Any] | DockerExecConfig | None = None,  # noqa: A002 - the block's name
+        probe: Mapping[str, Any] | DockerProbeConfig | None = None,
+        connection: Mapping[str, Any] | DockerConnectionConfig | None = None,
+    ) -> None:
+        super().__init__(
+            {
+                "create": check.plain(check.block(DockerCreateConfig, create, "create")),
+                "exec": check.plain(check.block(DockerExecConfig, exec, "exec")),
+                "probe": check.plain(check.block(DockerProbeConfig, probe, "probe")),
+                "connection": check.plain(check.block(DockerConnectionConfig, connection, "connection")),
+            }
+        )
+
+    async def serialize_handle(self, handle: SandboxHandle, *, scope: str | None = None) -> dict[str, Any]:
+        """Describe a container for :meth:`connect` in another process."""
+        return await self._serialize_handle(handle, scope)
+
+    async def connect(self, descriptor: Mapping[str, Any]) -> SandboxHandle:
+        """Take up a running container; DockerCreateError when it is not there."""
+        return await self._connect(descriptor)
+
+    async def endpoint(self, handle: SandboxHandle, port: int) -> SandboxEndpoint:
+        """The published address of a declared port."""
+        return await self._endpoint(handle, port)
+
+    async def pause(self, handle: SandboxHandle) -> None:
+        """Freeze the container."""
+        await self._pause(handle)
+
+    async def resume(self, handle: SandboxHandle) -> None:
+        """Let a frozen container go on."""
+        await self._resume(handle)
+
+    async def exec_with_background_services(
+        self,
+        handle: SandboxHandle,
+        command: str,
+        *,
+        cwd: str | None = None,
+        timeout_s: int | float | None = None,
+        env: dict[str, str] | None = None,
+        user: str | int | None = None,
+    ) -> SandboxExecResult:
+        """Run a command and leave what it started running, whatever becomes of the command."""
+        return await self._exec_with_background_services(handle, command, cwd, timeout_s, env, user)
