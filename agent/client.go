@@ -251,20 +251,23 @@ func (c *Client) Thaw(ctx context.Context) error {
 
 // Shutdown ends the sandbox and returns when the agent has gone. A sandbox that is gone already is success.
 func (c *Client) Shutdown(ctx context.Context) error {
-	err := c.simple(ctx, "stop", wire.Req{Op: wire.OpShutdown})
+	st, err := c.begin(ctx, wire.Req{Op: wire.OpShutdown})
+	if err == nil {
+		defer c.pool.drop(st)
+	}
 	select {
 	case <-c.lost:
 		return nil
 	default:
 	}
 	if err != nil {
-		return err
+		return c.failed(ctx, "stop", err)
 	}
 	select {
 	case <-c.lost:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("the agent does not end: %w", context.Cause(ctx))
+		return core.Errorf(core.KindTimeout, "stop", "the sandbox's agent does not end: %w", context.Cause(ctx))
 	}
 }
 

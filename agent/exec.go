@@ -34,15 +34,12 @@ func (c *Client) Exec(ctx context.Context, req core.ExecRequest, sink core.Sink)
 		msg.Exec.TimeoutNS = int64(req.Timeout)
 		msg.Deadline = begun.Add(req.Timeout + c.clockLead()).UnixNano()
 	}
-	st, err := c.begin(ctx, msg, io.remote...)
-	io.sent(st)
+	w := &execWait{c: c, io: io, begun: begun, timeout: req.Timeout}
+	st, res, err := w.run(ctx, msg)
 	if err != nil {
-		return c.lostExec(ctx, err)
-	}
-	w := &execWait{c: c, st: st, io: io, begun: begun, timeout: req.Timeout}
-	res, err := w.run(ctx)
-	if err != nil {
-		c.pool.drop(st)
+		if st != nil {
+			c.pool.drop(st)
+		}
 		io.finish()
 		if res, ok := w.gaveUp(); ok {
 			return res, nil
@@ -50,7 +47,11 @@ func (c *Client) Exec(ctx context.Context, req core.ExecRequest, sink core.Sink)
 		return c.lostExec(ctx, err)
 	}
 	io.finish()
-	c.pool.put(st)
+	if ctx.Err() != nil {
+		c.pool.drop(st) // a Cancel may just be touching it
+	} else {
+		c.pool.put(st)
+	}
 	return c.execResult(ctx, req, res, sink)
 }
 
@@ -98,30 +99,28 @@ func (c *Client) lostExec(ctx context.Context, err error) (core.ExecResult, erro
 	return core.RuntimeFailure(c.why(ctx)), nil
 }
 
-// execWait reads a command's frames until its end, and watches over an agent that does not answer.
+// execWait sends a command, reads its frames until its end, and watches over an
+// agent that does not answer.
 type execWait struct {
 	c       *Client
-	st      *wire.Stream
 	io      *streams
 	begun   time.Time
 	timeout time.Duration
 
 	mu      sync.Mutex
-	over    bool   // the wait has ended: the stream is no longer ours to close
+	end     func() // ends what the wait is blocked in; nil when the wait is over
 	verdict string // why the wait was given up, "" when it was not
 	late    bool   // because the deadline passed
 }
 
-func (w *execWait) run(ctx context.Context) (wire.Res, error) {
+// run gives the stream, when there is one, for the caller to put back or drop.
+func (w *execWait) run(ctx context.Context, msg wire.Req) (*wire.Stream, wire.Res, error) {
 	grace := w.c.o.KillGrace + settle
-	stop := context.AfterFunc(ctx, func() {
-		_ = w.st.WriteFrame(wire.Cancel, nil)
-		_ = w.st.SetReadDeadline(time.Now().Add(grace))
-	})
-	defer stop()
-
 	// What watches ends with the wait, and the wait for it.
 	watching, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	dialing, giveUp := context.WithCancel(ctx)
+	defer giveUp()
+	w.end = giveUp
 	heard := make(chan struct{})
 	hear := sync.OnceFunc(func() { close(heard) })
 	endSilent := after(ackWithin, func() { w.silent(watching, heard) })
@@ -132,18 +131,42 @@ func (w *execWait) run(ctx context.Context) (wire.Res, error) {
 		})
 	}
 	defer func() {
-		w.mu.Lock()
-		w.over = true
-		w.mu.Unlock()
+		w.blocked(nil)
 		hear()
 		cancel()
 		endSilent()
 		endLate()
 	}()
-	return w.c.result(w.st, func(t wire.Type, p []byte) error {
+
+	st, err := w.c.begin(dialing, msg, w.io.remote...)
+	w.io.sent(st)
+	if err != nil {
+		return nil, wire.Res{}, err
+	}
+	if !w.blocked(func() { _ = st.Conn.Close() }) {
+		return st, wire.Res{}, context.Canceled
+	}
+	stop := context.AfterFunc(ctx, func() {
+		_ = st.WriteFrame(wire.Cancel, nil)
+		_ = st.SetReadDeadline(time.Now().Add(grace))
+	})
+	res, err := w.c.result(st, func(t wire.Type, p []byte) error {
 		hear()
 		return w.io.frame(t, p)
 	})
+	if !stop() && err == nil && !res.Cancelled {
+		// A Cancel may be under way on the stream: it must not meet the next command.
+		err = context.Cause(ctx)
+	}
+	return st, res, err
+}
+
+// blocked tells how to end what the wait does next; false when it has been given up.
+func (w *execWait) blocked(end func()) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.end = end
+	return w.verdict == ""
 }
 
 // after calls f after a time unless stop is called first; stop waits for an f that has begun.
@@ -183,11 +206,11 @@ func (w *execWait) silent(ctx context.Context, heard <-chan struct{}) {
 func (w *execWait) giveUp(late bool, why string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.over || w.verdict != "" {
+	if w.end == nil || w.verdict != "" {
 		return
 	}
 	w.verdict, w.late = why, late
-	_ = w.st.Conn.Close()
+	w.end()
 }
 
 // gaveUp gives the outcome of a wait that was given up.

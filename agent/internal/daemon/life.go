@@ -3,6 +3,7 @@ package daemon
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -14,7 +15,8 @@ import (
 // life decides when the sandbox ends: its time to live, the time after its last
 // client, its main process, or its owner.
 type life struct {
-	over chan ending // one ending is enough
+	over  chan ending // one ending is enough
+	ended atomic.Bool
 
 	mu       sync.Mutex
 	clients  int
@@ -86,11 +88,15 @@ func (l *life) handover() {
 
 // end ends the sandbox; the first reason counts.
 func (l *life) end(reason string, code int) {
+	l.ended.Store(true)
 	select {
 	case l.over <- ending{reason, code}:
 	default:
 	}
 }
+
+// ending tells whether the sandbox's end has begun.
+func (l *life) ending() bool { return l.ended.Load() }
 
 func (l *life) onFarewell(f func(string)) (forget func()) {
 	l.mu.Lock()

@@ -74,17 +74,11 @@ func Run(cfg wire.ServeConfig) (int, error) {
 	// The agent is small; let it stay small rather than fast at collecting garbage.
 	debug.SetGCPercent(50)
 
-	if err := os.MkdirAll(filepath.Dir(cfg.Socket), 0o755); err != nil {
-		return 1, fmt.Errorf("make the socket's folder: %w", err)
-	}
-	l, err := net.Listen("unix", cfg.Socket)
+	l, err := listen(cfg.Socket)
 	if err != nil {
-		return 1, fmt.Errorf("listen: %w", err)
+		return 1, err
 	}
 	defer l.Close()
-	if err := os.Chmod(cfg.Socket, 0o666); err != nil {
-		return 1, fmt.Errorf("open the socket to every user: %w", err)
-	}
 
 	s := &server{cfg: cfg, token: token, defaults: wire.Defaults{User: cfg.User, Workdir: cfg.Workdir}}
 	s.base, s.home = baseEnv(os.Environ(), cfg.KeepHome)
@@ -119,6 +113,30 @@ func Run(cfg wire.ServeConfig) (int, error) {
 			return e.code, nil
 		}
 	}
+}
+
+// listen makes the socket, which every user of the sandbox may knock at. It
+// goes through a descriptor of the folder: the path may be longer than an address can hold.
+func listen(socket string) (net.Listener, error) {
+	dir := filepath.Dir(socket)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("make the socket's folder: %w", err)
+	}
+	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open the socket's folder %s: %w", dir, err)
+	}
+	defer unix.Close(fd)
+	l, err := net.Listen("unix", fmt.Sprintf("/proc/self/fd/%d/%s", fd, filepath.Base(socket)))
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", socket, err)
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	if err := os.Chmod(socket, 0o666); err != nil {
+		_ = l.Close()
+		return nil, fmt.Errorf("open the socket to every user: %w", err)
+	}
+	return l, nil
 }
 
 // accept runs until the listener is closed.
@@ -240,6 +258,11 @@ func (s *server) run(o *operation) {
 		}
 		return s.do(o)
 	}()
+	if s.life.ending() {
+		// What killed the command was the sandbox's end: its code is not the command's result.
+		_ = o.st.Conn.Close()
+		return
+	}
 	if err := o.st.WriteJSON(wire.Result, res); err != nil {
 		_ = o.st.Conn.Close()
 	}
@@ -271,6 +294,7 @@ func (s *server) do(o *operation) wire.Res {
 		return s.freeze(false)
 	case wire.OpShutdown:
 		s.life.end("its owner stopped it", 0)
+		<-o.ctx.Done() // the end of the stream is the answer
 		return wire.Res{}
 	default:
 		return wire.Res{Kind: wire.KindInvalid, Error: fmt.Sprintf("unknown operation %q", o.req.Op)}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/yamux"
+	"golang.org/x/sys/unix"
 )
 
 // Config is both sides' setting of the multiplexer.
@@ -45,7 +46,7 @@ func Run(in io.ReadCloser, out io.WriteCloser, socket string) error {
 // join connects one stream with the agent until one of them ends.
 func join(st *yamux.Stream, socket string) {
 	defer st.Close()
-	c, err := net.Dial("unix", socket)
+	c, err := dial(socket)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "reach the agent:", err)
 		return
@@ -64,6 +65,16 @@ func join(st *yamux.Stream, socket string) {
 		_ = st.Close()
 	}()
 	wg.Wait()
+}
+
+// dial goes through a descriptor: the path may be longer than an address can hold.
+func dial(socket string) (net.Conn, error) {
+	fd, err := unix.Open(socket, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	return net.Dial("unix", fmt.Sprintf("/proc/self/fd/%d", fd))
 }
 
 // stdio makes one stream of a process's input and output.
