@@ -97,7 +97,7 @@ func OpenHandshake(c net.Conn, token []byte, claim bool, deadline time.Time) (sk
 	if v := binary.LittleEndian.Uint32(hello[4:]); v != Version {
 		return 0, fmt.Errorf("the agent speaks version %d, this library version %d", v, Version)
 	}
-	skew = time.Unix(0, int64(binary.LittleEndian.Uint64(hello[8:]))).Sub(time.Now())
+	skew = time.Until(time.Unix(0, int64(binary.LittleEndian.Uint64(hello[8:]))))
 	nonceA := hello[16:]
 	msg := make([]byte, 0, claimLen+proofLen)
 	if claim {
