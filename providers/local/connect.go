@@ -18,6 +18,9 @@ func (p *provider) Serialize(ctx context.Context, ci core.Instance, _ string, de
 	if !ok {
 		return nil, core.Errorf(core.KindInvalid, "serialize", "the sandbox belongs to another provider")
 	}
+	if defaults.Workdir == "" {
+		defaults.Workdir = in.rec.Workspace
+	}
 	if err := in.client.SetDefaults(ctx, defaults); err != nil {
 		return nil, err
 	}

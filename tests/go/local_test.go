@@ -12,11 +12,11 @@ import (
 )
 
 func TestLocalIsolated(t *testing.T) {
-	suite.Run(t, localConfig(t, "bwrap", suite.Config{NoUsers: true}))
+	suite.Run(t, localConfig(t, "bwrap", suite.Config{NoUsers: true, TextOnly: true}))
 }
 
 func TestLocalUnisolated(t *testing.T) {
-	suite.Run(t, localConfig(t, "none", suite.Config{NoUsers: true, Unisolated: true}))
+	suite.Run(t, localConfig(t, "none", suite.Config{NoUsers: true, TextOnly: true, Unisolated: true}))
 }
 
 func localConfig(t *testing.T, isolation string, c suite.Config) suite.Config {

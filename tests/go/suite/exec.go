@@ -69,8 +69,11 @@ var execCases = []testCase{
 	}},
 	{name: "bytes_of_a_value_are_changed_on_the_way", run: func(t *testing.T, b *box) {
 		env := map[string]string{
-			"V_LINES": "one\ntwo\n", "V_QUOTES": `'"` + "`", "V_DOLLAR": "$HOME $(id)", "V_UTF": "☕", "V_BYTES": "\xff\xfe", "V_BLANKS": "  x  ",
+			"V_LINES": "one\ntwo\n", "V_QUOTES": `'"` + "`", "V_DOLLAR": "$HOME $(id)", "V_UTF": "☕", "V_BLANKS": "  x  ",
 			"V_EMPTY": "", "V_EQUALS": "a=b=c", "V_DASH": "--env",
+		}
+		if !b.cfg.TextOnly {
+			env["V_BYTES"] = "\xff\xfe"
 		}
 		for name, value := range env {
 			b.run(t, core.ExecRequest{Command: `printf '<%s>' "$` + name + `"; [ "${` + name + `+set}" = set ]`, Env: env}).wantStdout(t, "<"+value+">")
@@ -163,7 +166,7 @@ var execCases = []testCase{
 		}
 	}},
 	{name: "our_descriptors_reach_the_command", run: func(t *testing.T, b *box) {
-		b.sh(t, `for f in /proc/self/fd/*; do echo ${f##*/}; done | sort -n | head -n 3; ls /proc/$$/fd | wc -l`).wantStdout(t, "0\n1\n2\n3\n")
+		b.sh(t, "ls /proc/$$/fd; true").wantStdout(t, "0\n1\n2\n")
 	}},
 	{name: "signals_are_ignored_or_blocked_at_the_start", run: func(t *testing.T, b *box) {
 		b.sh(t, "grep -E '^Sig(Ign|Blk)' /proc/self/status | tr -d '\\t'").wantStdout(t, "SigBlk:0000000000000000\nSigIgn:0000000000000000\n")

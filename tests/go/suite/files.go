@@ -146,7 +146,7 @@ var fileCases = []testCase{
 	{name: "a_program_that_runs_can_not_be_replaced", run: func(t *testing.T, b *box) {
 		dir := b.scratch(t)
 		m := marker()
-		b.ok(t, "cp $(command -v sleep) "+dir+"/sleep; "+dir+"/sleep "+m+" >/dev/null 2>&1 </dev/null &")
+		b.ok(t, "cp $(which sleep) "+dir+"/sleep; "+dir+"/sleep "+m+" >/dev/null 2>&1 </dev/null &")
 		b.waitSleepers(t, m, 1)
 		b.upload(t, localFile(t, "f", []byte("#!/bin/sh\necho new\n"), 0o755), dir+"/sleep")
 		b.sh(t, dir+"/sleep").wantStdout(t, "new\n")

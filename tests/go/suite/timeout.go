@@ -107,6 +107,7 @@ var timeoutCases = []testCase{
 	{name: "a_cancelled_commands_own_session_goes_on", absent: noTreeKill, run: func(t *testing.T, b *box) {
 		m := marker()
 		ctx, cancel := context.WithCancel(b.context(t))
+		defer cancel()
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -140,8 +141,9 @@ var timeoutCases = []testCase{
 	{name: "control_calls_starve_behind_long_commands", run: func(t *testing.T, b *box) {
 		m := marker()
 		ctx, cancel := context.WithCancel(b.context(t))
-		done := make(chan struct{})
 		const n = 40
+		done := make(chan struct{}, n)
+		defer cancel()
 		for range n {
 			go func() {
 				_, _ = b.try(ctx, core.ExecRequest{Command: "sleep " + m, Timeout: 6 * b.cfg.deadline()})
