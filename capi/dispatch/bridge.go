@@ -95,7 +95,7 @@ func (b *Bridge) Submit(id uint64, code uint32, req []byte) Code {
 	if b.closed {
 		return ErrClosed
 	}
-	if b.live >= maxLive {
+	if b.live >= maxLive && code != opStop { // what frees something is never refused
 		return ErrAgain
 	}
 	if _, taken := b.ops[id]; taken {

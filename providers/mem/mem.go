@@ -74,7 +74,7 @@ func (p *provider) Create(ctx context.Context, spec core.Spec) (core.Instance, e
 	in := &instance{world: p.world, spec: spec, files: map[string]file{}}
 	in.life, in.end = context.WithCancelCause(context.Background())
 	for _, f := range spec.Files {
-		in.files[in.abs(f.Path, "")] = file{data: []byte(f.Content), mode: 0o644}
+		in.files[in.abs(f.Path, spec.Workdir)] = file{data: []byte(f.Content), mode: 0o644}
 	}
 	p.world.mu.Lock()
 	defer p.world.mu.Unlock()

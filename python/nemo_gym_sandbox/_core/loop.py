@@ -107,7 +107,9 @@ class Bridge:
         number = self._next
         self._next = number + 1
         # Both are in place first: the library may answer before submit returns, though the loop sees it later.
-        self._waiting[number] = self.loop.create_future()
+        loop = self._loop()
+        assert loop is not None, "somebody runs on it"
+        self._waiting[number] = loop.create_future()
         if opened is not None:
             self._opened[number] = opened
         code = self.lib.submit(self._handle, number, op, request, len(request))
@@ -190,7 +192,7 @@ class Bridge:
                 if self._opened:
                     self._opened.pop(ident, None)
                 if future is not None:
-                    reply = Reply(status, aux, bytes(view[at : at + length]))
+                    reply = Reply(status, aux, bytes(view[at : at + length]) if length else b"")
                     if not future.done():
                         future.set_result(reply)
                     elif future.cancelled():  # its task has not run yet, and will look here
