@@ -110,17 +110,19 @@ setup_venv() {
 
 # The static binary that runs inside sandboxes, for each architecture that a sandbox may have.
 build_agent() {
-	local arch gz
+	local arch gz new
 	need_go
 	mkdir -p build/agent agent/dist
 	for arch in amd64 arm64; do
 		CGO_ENABLED=0 GOOS=linux GOARCH=$arch go build -trimpath -ldflags "-s -w" \
 			-o "build/agent/ngs-agent-linux-$arch" ./agent/cmd/ngs-agent
 		gz=agent/dist/ngs-agent-linux-$arch.gz
-		gzip -9n <"build/agent/ngs-agent-linux-$arch" >"build/agent/new.gz"
+		# A name of its own for each run: two may be under way in one clone.
+		new=$(mktemp "build/agent/new-$arch.XXXXXX")
+		gzip -9n <"build/agent/ngs-agent-linux-$arch" >"$new"
 		# Left alone when nothing changed, so that the library, which embeds it, is not linked again.
-		cmp -s build/agent/new.gz "$gz" || mv build/agent/new.gz "$gz"
-		rm -f build/agent/new.gz
+		cmp -s "$new" "$gz" || mv "$new" "$gz"
+		rm -f "$new"
 	done
 }
 
