@@ -19,6 +19,9 @@ import (
 // command that outlives it, or whose ctx ends, is killed in the sandbox with all it
 // started, and Exec waits for that.
 func (c *Client) Exec(ctx context.Context, req core.ExecRequest, sink core.Sink) (core.ExecResult, error) {
+	if ctx.Err() != nil {
+		return core.ExecResult{}, core.Errorf(core.KindCanceled, "exec", "given up before it began: %w", context.Cause(ctx))
+	}
 	begun := time.Now()
 	io, err := c.newStreams(req, sink)
 	if err != nil {
