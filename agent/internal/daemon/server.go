@@ -326,7 +326,7 @@ func (s *server) secret() []byte {
 	return s.token
 }
 
-// claimer lets a peer with user id 0 bring the token to an agent that has none.
+// claimer lets root, or a peer with the agent's own user, bring the token to an agent that has none.
 func (s *server) claimer(c net.Conn) func([]byte) ([]byte, error) {
 	if !s.cfg.Claim || s.secret() != nil {
 		return nil
@@ -342,7 +342,7 @@ func (s *server) claimer(c net.Conn) func([]byte) ([]byte, error) {
 				})
 			}
 		}
-		if uid != os.Getuid() {
+		if uid != 0 && uid != os.Getuid() {
 			return nil, fmt.Errorf("user %d may not claim this agent", uid)
 		}
 		s.mu.Lock()

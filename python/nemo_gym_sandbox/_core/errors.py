@@ -9,7 +9,7 @@ from typing import Any
 from ..providers.base import SandboxCreateError, SandboxCreateVerificationError, SandboxPtyError
 from . import codec
 
-__all__ = ["exception_for", "failure"]
+__all__ = ["SandboxFileError", "SandboxFileNotFoundError", "exception_for", "failure"]
 
 _PLAIN: dict[str, type[BaseException]] = {
     "pty": SandboxPtyError,
@@ -19,6 +19,23 @@ _PLAIN: dict[str, type[BaseException]] = {
     "invalid": ValueError,
     "unknown_key": TypeError,
     "canceled": asyncio.CancelledError,
+}
+
+
+class SandboxFileError(RuntimeError, OSError):
+    """A file could not be uploaded or downloaded. It is a RuntimeError as for every other failed operation of a
+    sandbox, and an OSError as callers expect of files."""
+
+
+class SandboxFileNotFoundError(SandboxFileError, FileNotFoundError):
+    """The file to upload or download does not exist."""
+
+
+_FILE: dict[str, type[BaseException]] = {
+    "not_found": SandboxFileNotFoundError,
+    "invalid": SandboxFileError,
+    "sandbox": SandboxFileError,
+    "internal": SandboxFileError,
 }
 
 _NOT_ABOUT_CREATING = frozenset({"verification", "not_supported", "invalid", "unknown_key", "canceled", "closed"})
@@ -33,8 +50,8 @@ def exception_for(
     message = str(about.get("message") or "the sandbox library reported an error without a text")
     if kind == "create" or (op == codec.CREATE and kind not in _NOT_ABOUT_CREATING):
         error: BaseException = create_error(message)
-    elif kind == "not_found" and op in (codec.UPLOAD, codec.DOWNLOAD):
-        error = FileNotFoundError(message)
+    elif op in (codec.UPLOAD, codec.DOWNLOAD) and kind in _FILE:
+        error = _FILE[kind](message)
     else:
         error = _PLAIN.get(kind, RuntimeError)(message)
     error.kind = kind  # type: ignore[attr-defined]
