@@ -36,7 +36,7 @@ func (s *server) upload(o *operation) wire.Res {
 		return fileError("upload to", f.Path, err)
 	}
 	if st, err := os.Stat(target); err == nil && st.IsDir() {
-		return wire.Res{Kind: wire.KindInvalid, Error: fmt.Sprintf("upload to %s: it is a directory; name the file in it", f.Path)}
+		return wire.Res{Kind: wire.KindIO, Error: fmt.Sprintf("upload to %s: it is a directory; name the file in it", f.Path)}
 	}
 	if err := mkdirs(filepath.Dir(target), owner); err != nil {
 		return fileError("upload to", f.Path, err)
@@ -127,9 +127,9 @@ func (s *server) download(o *operation) wire.Res {
 	case err != nil:
 		return fileError("download", f.Path, err)
 	case st.IsDir():
-		return wire.Res{Kind: wire.KindInvalid, Error: fmt.Sprintf("download %s: it is a directory; download its files one by one", f.Path)}
+		return wire.Res{Kind: wire.KindIO, Error: fmt.Sprintf("download %s: it is a directory; download its files one by one", f.Path)}
 	case !st.Mode().IsRegular():
-		return wire.Res{Kind: wire.KindInvalid, Error: fmt.Sprintf("download %s: it is not a regular file (%s)", f.Path, st.Mode().Type())}
+		return wire.Res{Kind: wire.KindIO, Error: fmt.Sprintf("download %s: it is not a regular file (%s)", f.Path, st.Mode().Type())}
 	}
 	if err := o.st.WriteJSON(wire.Meta, wire.FileMeta{Size: st.Size(), Mode: uint32(st.Mode().Perm())}); err != nil {
 		return fileError("download", f.Path, err)
