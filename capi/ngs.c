@@ -2,6 +2,8 @@
  * The public functions: each looks at the fork flag and goes on in Go. They are C because a forked child has no Go
  * scheduler to enter, and because only these names are to be visible in the library.
  */
+#define _GNU_SOURCE /* environ */
+
 #include "ngs.h"
 #include "notify.h"
 #include "_cgo_export.h"
@@ -10,6 +12,7 @@
 #include <signal.h>
 #include <stddef.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Only ever set, in the child, before another thread can be there. */
 static volatile int forked;
@@ -82,12 +85,19 @@ int32_t ngs_fix_onstack(void)
 	return fixed;
 }
 
+int32_t ngs_sync_environ(void)
+{
+	ENTER();
+	return (int32_t)ngsgo_sync_environ(environ);
+}
+
 int64_t ngs_build_info(char *buf, uint64_t cap) { ENTER(); return ngsgo_build_info(buf, cap); }
 
 int32_t ngs_runtime_start(const char *cfg, uint64_t len)
 {
 	ENTER();
 	ngs_fix_onstack();
+	ngs_sync_environ();
 	return (int32_t)ngsgo_runtime_start((void *)cfg, len);
 }
 

@@ -161,6 +161,13 @@ int32_t ngs_fix_onstack(void);
 int32_t ngs_runtime_start(const char *cfg, uint64_t len);
 
 /*
+ * Tells the library what the environment (environ) is now. Go reads it once, as it was when the process began; what a
+ * program changed since, such as DOCKER_HOST, counts after this call. ngs_runtime_start does it as well. Not to be called
+ * while another thread changes the environment.
+ */
+int32_t ngs_sync_environ(void);
+
+/*
  * Cancels everything, closes bridges and providers, and waits for that at most timeout_ms. Sandboxes are not stopped.
  * Afterwards calls answer NGS_ECLOSED or NGS_EBADHANDLE.
  */

@@ -76,6 +76,7 @@ class Library:
         self.release = declare(short, "ngs_release", i32, i64)
         self._strerror = declare(short, "ngs_strerror", text, i64)
         self._layout = declare(short, "ngs_layout", i64, addr, size)
+        self._sync_environ = declare(short, "ngs_sync_environ", i32)
         self._stats = declare(short, "ngs_stats", i64, addr, size)
         self._build_info = declare(short, "ngs_build_info", i64, addr, size)
         self._provider_new = declare(long, "ngs_provider_new", i64, text, size, text, size, addr, size)
@@ -104,6 +105,7 @@ class Library:
 
     def provider_new(self, name: str, config: bytes) -> tuple[int, dict[str, Any] | None]:
         """Make a provider: its handle, or a code and the description of the failure."""
+        self._sync_environ()  # with the GIL held, so that no other thread changes os.environ meanwhile
         room = ctypes.create_string_buffer(64 << 10)
         raw = name.encode()
         handle = self._provider_new(raw, len(raw), config, len(config), room, len(room))
