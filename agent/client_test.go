@@ -402,6 +402,29 @@ func TestFilesMakeTheRoundTrip(t *testing.T) {
 	})
 }
 
+func TestManyFilesAreWrittenInOneOperation(t *testing.T) {
+	each(t, func(t *testing.T, r *rig) {
+		var files []core.File
+		var want strings.Builder
+		for i := range 200 {
+			text := strings.Repeat(fmt.Sprintf("%d☕", i), i)
+			files = append(files, core.File{Path: fmt.Sprintf("d%d/f%d", i%7, i), Content: text})
+		}
+		files = append(files, core.File{Path: "big", Content: strings.Repeat("x", 1<<20)}, core.File{Path: "d0/f0", Content: "again"})
+		require.NoError(t, r.WriteFiles(context.Background(), files))
+		files[0].Content = "again"
+		for _, f := range files[:200] {
+			want.WriteString(f.Content)
+		}
+		_, out := r.sh("i=0; while [ $i -lt 200 ]; do cat d$((i % 7))/f$i; i=$((i+1)); done")
+		assert.Equal(t, want.String(), out.out)
+		_, out = r.sh("wc -c < big; stat -c %a d0/f0")
+		assert.Equal(t, "1048576\n644\n", out.out)
+		err := r.WriteFiles(context.Background(), []core.File{{Path: "ok", Content: "1"}, {Path: "/proc/none/x", Content: "2"}})
+		assert.ErrorContains(t, err, "/proc/none/x")
+	})
+}
+
 func TestFailedTransfersLeaveNothing(t *testing.T) {
 	each(t, func(t *testing.T, r *rig) {
 		dir := t.TempDir()

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -31,16 +32,38 @@ func (c *Client) Upload(ctx context.Context, localPath, remotePath string) error
 	if c.o.PassFDs {
 		fds = []int{int(f.Fd())}
 	}
+	var bytes io.Reader
+	if !c.o.PassFDs {
+		bytes = f
+	}
+	return c.send(ctx, req, bytes, fds...)
+}
+
+// WriteFiles writes several small files with mode 0644 in one operation, in
+// their order; see Upload. The first that fails ends it, and those before it are there.
+func (c *Client) WriteFiles(ctx context.Context, files []core.File) error {
+	if len(files) == 0 {
+		return nil
+	}
+	req := wire.Req{Op: wire.OpWrite}
+	contents := make([]io.Reader, len(files))
+	for i, f := range files {
+		req.Files = append(req.Files, wire.File{Path: f.Path, Mode: 0o644, Size: int64(len(f.Content))})
+		contents[i] = strings.NewReader(f.Content)
+	}
+	return c.send(ctx, req, io.MultiReader(contents...))
+}
+
+// send does an operation that carries bytes to the sandbox: in frames, or, when bytes is nil, by the descriptors.
+func (c *Client) send(ctx context.Context, req wire.Req, bytes io.Reader, fds ...int) error {
 	s, err := c.begin(ctx, req, fds...)
 	if err != nil {
 		return c.failed(ctx, "upload", err)
 	}
 	stop := context.AfterFunc(ctx, func() { _ = s.Conn.Close() })
 	defer stop()
-	io := &streams{stdin: f, frames: make(chan struct{}, wire.StdinWindow), ended: make(chan struct{})}
-	if !c.o.PassFDs {
-		io.sent(s)
-	}
+	io := &streams{stdin: bytes, frames: make(chan struct{}, wire.StdinWindow), ended: make(chan struct{})}
+	io.sent(s)
 	res, err := c.result(s, func(t wire.Type, p []byte) error {
 		if t != wire.StdinTaken && t != wire.Accepted {
 			return fmt.Errorf("the agent sent a frame of type %d within an upload", t)

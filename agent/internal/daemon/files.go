@@ -19,19 +19,47 @@ import (
 // maxLinks bounds a chain of symbolic links, as the kernel does.
 const maxLinks = 40
 
-// upload writes one file so that it is there whole or not at all: a temporary
-// file beside the target takes its place at the end.
+// upload writes one file.
 func (s *server) upload(o *operation) wire.Res {
 	f := o.req.File
-	if f == nil || f.Path == "" {
+	if f == nil {
 		return wire.Res{Kind: wire.KindInvalid, Error: "the upload names no target"}
 	}
-	target := s.abs(f.Path)
+	var src io.Reader = &frameReader{o: o}
+	if len(o.fds) > 0 {
+		passed := os.NewFile(uintptr(o.fds[0]), "upload")
+		o.fds = o.fds[1:]
+		defer passed.Close()
+		src = passed
+	}
+	return s.place(*f, src)
+}
+
+// write writes several files, whose bytes follow one another.
+func (s *server) write(o *operation) wire.Res {
+	src := &frameReader{o: o}
+	var total int64
+	for _, f := range o.req.Files {
+		res := s.place(f, io.LimitReader(src, f.Size))
+		if res.Error != "" {
+			return res
+		}
+		total += res.Size
+	}
+	return wire.Res{Size: total}
+}
+
+// place writes one file so that it is there whole or not at all: a temporary
+// file beside the target takes its place at the end.
+func (s *server) place(f wire.File, src io.Reader) wire.Res {
+	if f.Path == "" {
+		return wire.Res{Kind: wire.KindInvalid, Error: "the target's name is empty"}
+	}
 	owner, res := s.owner()
 	if res.Error != "" {
 		return res
 	}
-	target, err := followLinks(target)
+	target, err := followLinks(s.abs(f.Path))
 	if err != nil {
 		return fileError("upload to", f.Path, err)
 	}
@@ -57,7 +85,7 @@ func (s *server) upload(o *operation) wire.Res {
 			_ = os.Remove(tmp)
 		}
 	}()
-	n, err := s.receive(o, dst)
+	n, err := io.Copy(dst, src)
 	if err == nil && n != f.Size {
 		err = fmt.Errorf("%d of %d bytes arrived", n, f.Size)
 	}
@@ -80,34 +108,34 @@ func (s *server) upload(o *operation) wire.Res {
 	return wire.Res{Size: n}
 }
 
-// receive copies the client's bytes: from its own descriptor where that could
-// be passed, else from frames.
-func (s *server) receive(o *operation, dst *os.File) (int64, error) {
-	if len(o.fds) > 0 {
-		src := os.NewFile(uintptr(o.fds[0]), "upload")
-		o.fds = o.fds[1:]
-		defer src.Close()
-		return io.Copy(dst, src)
-	}
-	var n int64
-	for {
+// frameReader reads a client's bytes from its frames; an empty frame is their end.
+type frameReader struct {
+	o    *operation
+	rest []byte
+	end  bool
+}
+
+func (r *frameReader) Read(p []byte) (int, error) {
+	for len(r.rest) == 0 {
+		if r.end {
+			return 0, io.EOF
+		}
 		select {
-		case p := <-o.stdin.chunks:
-			if len(p) == 0 {
-				return n, nil
+		case r.rest = <-r.o.stdin.chunks:
+			if len(r.rest) == 0 {
+				r.end = true
+				continue
 			}
-			m, err := dst.Write(p)
-			n += int64(m)
-			if err != nil {
-				return n, err
+			if err := r.o.st.WriteFrame(wire.StdinTaken, nil); err != nil {
+				return 0, err
 			}
-			if err := o.st.WriteFrame(wire.StdinTaken, nil); err != nil {
-				return n, err
-			}
-		case <-o.ctx.Done():
-			return n, errCancelled
+		case <-r.o.ctx.Done():
+			return 0, errCancelled
 		}
 	}
+	n := copy(p, r.rest)
+	r.rest = r.rest[n:]
+	return n, nil
 }
 
 // download sends one regular file.

@@ -278,6 +278,8 @@ func (s *server) do(o *operation) wire.Res {
 		return s.upload(o)
 	case wire.OpDownload:
 		return s.download(o)
+	case wire.OpWrite:
+		return s.write(o)
 	case wire.OpDefaults:
 		if o.req.Defaults != nil {
 			s.mu.Lock()

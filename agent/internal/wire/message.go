@@ -6,6 +6,7 @@ const (
 	OpPresence = "presence" // stays open as the client's sign of life; the sandbox's main process starts with the first
 	OpUpload   = "upload"
 	OpDownload = "download"
+	OpWrite    = "write"    // several small files in one operation, their bytes one after the other in frames
 	OpDefaults = "defaults" // set what commands get that do not say otherwise
 	OpHandover = "handover" // keep the sandbox longer after the last client left
 	OpFreeze   = "freeze"   // stop all processes but the agent
@@ -20,6 +21,7 @@ type Req struct {
 	FDs      int       `json:"fds,omitempty"`      // descriptors that come with this frame
 	Exec     *Exec     `json:"exec,omitempty"`
 	File     *File     `json:"file,omitempty"`
+	Files    []File    `json:"files,omitempty"`
 	Defaults *Defaults `json:"defaults,omitempty"`
 }
 
