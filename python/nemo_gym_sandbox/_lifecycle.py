@@ -6,14 +6,14 @@ import asyncio
 import enum
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from nemo_gym_sandbox import telemetry
 from nemo_gym_sandbox._cleanup import LoopLock, finish
-from nemo_gym_sandbox.providers.base import SandboxStatus
+from nemo_gym_sandbox.providers.base import SandboxStatus, SupportsSandboxDisconnect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from nemo_gym_sandbox._recorder import Recorder
     from nemo_gym_sandbox.providers.base import SandboxHandle, SandboxProvider, SandboxSpec
@@ -46,9 +46,9 @@ class Lifecycle:
     """Owns the handle of one sandbox, and the provider when asked to."""
 
     def __init__(
-        self, provider: SandboxProvider, on_created: Callable[[SandboxHandle], None], *, owns_provider: bool
+        self, provider: SandboxProvider, on_created: Callable[[SandboxHandle], Awaitable[None]], *, owns_provider: bool
     ) -> None:
-        self._on_created = on_created  # called before anything is written into the sandbox
+        self._on_created = on_created  # awaited before anything is written into the sandbox
         self.provider = provider
         self.provider_name = str(getattr(provider, "name", type(provider).__name__))
         self.owns_provider = owns_provider
@@ -133,7 +133,7 @@ class Lifecycle:
         self.state = State.STARTED
 
     async def _prepare(self, handle: SandboxHandle, spec: SandboxSpec) -> None:
-        self._on_created(handle)
+        await self._on_created(handle)
         if not spec.files:
             return
         from tempfile import TemporaryDirectory
@@ -200,6 +200,9 @@ class Lifecycle:
             raise RuntimeError("disconnect() is valid only for a sandbox rebuilt with connect(); use stop()")
         async with self._lock.here():
             if self.state is State.STARTED:
+                provider = self.provider
+                if issubclass(type(provider), SupportsSandboxDisconnect):
+                    await cast("SupportsSandboxDisconnect", provider).disconnect_handle(self.handle())
                 await self._close_provider()
                 self.state, self._handle = State.DISCONNECTED, None
 

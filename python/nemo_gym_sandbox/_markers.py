@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-# A terminal in line mode keeps 4,096 bytes of a line and drops the rest. Interactive shells take control characters as
-# editing keys, and may strip the eighth bit where no locale is set.
-_MAX_LINE = 4000
-_PIECE = 2500
+# Terminals in line mode keep 4,096 bytes of a line and drop the rest, busybox's line editor keeps 1,023. Interactive
+# shells also take control characters as editing keys, and may strip the eighth bit where no locale is set.
+_MAX_LINE = 1000
+_PIECE = 800
 _VARIABLE = "_ngs_command"
 
 
@@ -66,7 +66,7 @@ def _plain(command: str) -> bool:
 
 def _assembled(command: str) -> list[str]:
     encoded = [
-        _printf(byte) for byte in f"unset {_VARIABLE} {_VARIABLE}_\n{command}".encode("utf-8", "surrogateescape")
+        _printf(byte) for byte in f"unset {_VARIABLE} {_VARIABLE}_\n{command}\n".encode("utf-8", "surrogateescape")
     ]
     lines = [f"{_VARIABLE}="]
     piece = ""

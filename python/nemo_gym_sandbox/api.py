@@ -71,10 +71,11 @@ class AsyncSandbox:
         owns_provider: bool = True,
     ) -> None:
         backend: Any = create_provider(provider) if isinstance(provider, Mapping) else provider
-        self._life = Lifecycle(cast("SandboxProvider", backend), self._created, owns_provider=owns_provider)
+        self._life = Lifecycle(cast("SandboxProvider", backend), self._tell_defaults, owns_provider=owns_provider)
         self._spec = spec
         self._default_user: str | int | None = None
         self._default_workdir: str | None = None
+        self._told_defaults: tuple[str | int | None, str | None] = (None, None)
         self._pty: SandboxPty | None = None
 
     # ---- what it is
@@ -129,6 +130,7 @@ class AsyncSandbox:
         if spec.sidecars:
             self._with_sidecars()
         self._spec = spec
+        self._told_defaults = None, spec.workdir  # what the provider finds in the spec
         await self._life.start(spec)
         return self
 
@@ -277,7 +279,6 @@ class AsyncSandbox:
         :meth:`serialize` carries it, so that whoever connects gets the same default.
         """
         self._default_user = user
-        self._defaults_changed()
 
     def set_default_workdir(self, workdir: str | None) -> None:
         """Change where later commands run when they do not say; None is the spec's directory again.
@@ -285,32 +286,30 @@ class AsyncSandbox:
         The directory is neither made nor changed. :meth:`serialize` carries the new default.
         """
         self._default_workdir = workdir
-        self._defaults_changed()
 
-    def _created(self, handle: SandboxHandle) -> None:
-        if self._default_user is not None or self._default_workdir is not None:
-            self._tell_defaults(handle)
-
-    def _defaults_changed(self) -> None:
-        if self._life.sandbox_id is not None:
-            self._tell_defaults(self._life.handle())
-
-    def _tell_defaults(self, handle: SandboxHandle) -> None:
+    async def _tell_defaults(self, handle: SandboxHandle) -> None:
+        """Let the provider know of changed defaults, before something other than a command depends on them."""
+        defaults = (self._default_user, self.exec_cwd(None))
         provider = self._life.provider
-        if issubclass(type(provider), SupportsSandboxDefaults):
-            cast("SupportsSandboxDefaults", provider).set_defaults(
-                handle, user=self._default_user, workdir=self.exec_cwd(None)
-            )
+        if defaults == self._told_defaults or not issubclass(type(provider), SupportsSandboxDefaults):
+            return
+        user, workdir = defaults
+        await cast("SupportsSandboxDefaults", provider).set_defaults(handle, user=user, workdir=workdir)
+        self._told_defaults = defaults
 
     # ---- files
 
     async def upload(self, local: str | os.PathLike[str], remote: str | os.PathLike[str]) -> None:
         """Copy one local file into the sandbox, making the target's parents."""
-        await self._life.provider.upload_file(self._life.handle(), Path(local), str(remote))
+        handle = self._life.handle()
+        await self._tell_defaults(handle)
+        await self._life.provider.upload_file(handle, Path(local), str(remote))
 
     async def download(self, remote: str | os.PathLike[str], local: str | os.PathLike[str]) -> None:
         """Copy one file of the sandbox to the local file system, making the target's parents."""
-        await self._life.provider.download_file(self._life.handle(), str(remote), Path(local))
+        handle = self._life.handle()
+        await self._tell_defaults(handle)
+        await self._life.provider.download_file(handle, str(remote), Path(local))
 
     # ---- state
 
@@ -383,7 +382,9 @@ class AsyncSandbox:
         RuntimeError when the provider has no ``connect`` or the sandbox is not running.
         """
         provider = _connectable(self._life.provider, self.provider_name, "serialize()")
-        answer: Any = await provider.serialize_handle(self._life.handle(), scope=scope)
+        handle = self._life.handle()
+        await self._tell_defaults(handle)
+        answer: Any = await provider.serialize_handle(handle, scope=scope)
         if not isinstance(answer, dict):
             return cast("dict[str, Any]", answer)
         descriptor = dict(cast("dict[str, Any]", answer))
@@ -426,8 +427,8 @@ class AsyncSandbox:
         sandbox._spec = SandboxSpec(
             workdir=given.get("workdir"), ports=given.get("ports") or (), sidecars=given.get("sidecars") or ()
         )
-        if given.get("user") is not None:
-            sandbox.set_default_user(given["user"])
+        sandbox._default_user = given.get("user")
+        sandbox._told_defaults = sandbox._default_user, sandbox.exec_cwd(None)  # the provider finds them itself
         return sandbox
 
     async def disconnect(self) -> None:

@@ -33,6 +33,7 @@ __all__ = [
     "SandboxStatus",
     "SupportsSandboxBackgroundServices",
     "SupportsSandboxDefaults",
+    "SupportsSandboxDisconnect",
     "SupportsSandboxEndpoint",
     "SupportsSandboxExecStream",
     "SupportsSandboxNetwork",
@@ -496,12 +497,25 @@ class SupportsSandboxExecStream(Protocol):
 class SupportsSandboxDefaults(Protocol):
     """Optional capability: be told of the defaults that ``set_default_user`` and ``set_default_workdir`` change.
 
-    Commands carry them anyway. This is for what else depends on them, such as the owner of uploaded files. Looked for
-    on the provider's class, like ``exec_stream``.
+    Commands carry them anyway. This is for what else depends on them, such as the owner of uploaded files and where
+    relative paths begin; it is called before the next of those. Looked for on the provider's class, like
+    ``exec_stream``.
     """
 
-    def set_defaults(self, handle: SandboxHandle, *, user: str | int | None, workdir: str | None) -> None:
-        """Take note of both defaults; ``None`` is the image's. Must not block."""
+    async def set_defaults(self, handle: SandboxHandle, *, user: str | int | None, workdir: str | None) -> None:
+        """Take note of both defaults; ``None`` is the image's."""
+        ...
+
+
+@runtime_checkable
+class SupportsSandboxDisconnect(Protocol):
+    """Optional capability: let go of one connected sandbox while the provider stays open.
+
+    Looked for on the provider's class, like ``exec_stream``.
+    """
+
+    async def disconnect_handle(self, handle: SandboxHandle) -> None:
+        """Release what ``connect`` took up; the sandbox lives on."""
         ...
 
 

@@ -85,6 +85,14 @@ class LocalProvider(NativeProvider):
         """Take up a running sandbox of this machine."""
         return await self._connect(descriptor)
 
+    async def disconnect_handle(self, handle: SandboxHandle) -> None:
+        """Let go of a sandbox that was taken up; it lives on."""
+        await self._disconnect(handle)
+
+    async def set_defaults(self, handle: SandboxHandle, *, user: str | int | None, workdir: str | None) -> None:
+        """Note whom uploads belong to and where relative paths begin."""
+        await self._set_defaults(handle, user=user, workdir=workdir)
+
     async def endpoint(self, handle: SandboxHandle, port: int) -> SandboxEndpoint:
         """The address of a declared port."""
         return await self._endpoint(handle, port)

@@ -63,13 +63,13 @@ class MemoryProvider:
         await self._enter("upload_file")
         assert isinstance(source_path, Path)
         assert isinstance(target_path, str)
-        self.files[target_path] = source_path.read_bytes()
+        self.files[target_path] = source_path.read_bytes()  # noqa: ASYNC240
 
     async def download_file(self, handle: SandboxHandle, source_path: str, target_path: Path) -> None:
         await self._enter("download_file")
         assert isinstance(source_path, str)
         assert isinstance(target_path, Path)
-        target_path.write_bytes(self.files[source_path])
+        target_path.write_bytes(self.files[source_path])  # noqa: ASYNC240
 
     async def status(self, handle: SandboxHandle) -> SandboxStatus:
         await self._enter("status")
@@ -96,7 +96,8 @@ class FullProvider(MemoryProvider):
         self.stdin: bytes | None = None
         self.services: list[tuple[str, dict[str, Any]]] = []
 
-    def set_defaults(self, handle: SandboxHandle, *, user: str | int | None, workdir: str | None) -> None:
+    async def set_defaults(self, handle: SandboxHandle, *, user: str | int | None, workdir: str | None) -> None:
+        await self._enter("set_defaults")
         self.defaults.append((user, workdir))
 
     async def exec_stream(
@@ -158,6 +159,9 @@ class FullProvider(MemoryProvider):
         await self._enter("serialize_handle")
         return {"sandbox_id": handle.sandbox_id, "scope": scope}
 
+    async def disconnect_handle(self, handle: SandboxHandle) -> None:
+        await self._enter("disconnect_handle")
+
     async def connect(self, descriptor: Any) -> SandboxHandle:
         await self._enter("connect")
         return SandboxHandle(descriptor["sandbox_id"], self.name, "connected")
@@ -174,4 +178,4 @@ class FullProvider(MemoryProvider):
         self, handle: SandboxHandle, sidecar: str, source_path: str, target_path: Path
     ) -> None:
         self.sidecar_calls.append(("download", sidecar, source_path))
-        target_path.write_text("from the sidecar")
+        target_path.write_text("from the sidecar")  # noqa: ASYNC240

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 from api_doubles import FullProvider, MemoryProvider
+
 from nemo_gym_sandbox import AsyncSandbox, SandboxSidecarSpec, SandboxSpec, SandboxStatus, register_provider
 from nemo_gym_sandbox.providers import registry
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SIDECARS = [{"name": "recorder", "image": "rec", "env": {"TOKEN": "secret"}, "resources": {"cpu": 1}}]
 
@@ -108,7 +112,7 @@ async def test_disconnect_lets_go_without_stopping():
     assert sandbox.sandbox_id is None
     await sandbox.disconnect()
     await sandbox.stop()
-    assert provider.calls == ["connect", "aclose"]
+    assert provider.calls == ["connect", "disconnect_handle", "aclose"]
     with pytest.raises(RuntimeError, match="disconnected"):
         await sandbox.exec("x")
     with pytest.raises(RuntimeError, match="disconnected"):
@@ -118,16 +122,16 @@ async def test_disconnect_lets_go_without_stopping():
 async def test_disconnect_leaves_a_provider_that_is_not_owned():
     provider = FullProvider()
     await (await AsyncSandbox.connect({"sandbox_id": "far"}, provider=provider, owns_provider=False)).disconnect()
-    assert provider.calls == ["connect"]
+    assert provider.calls == ["connect", "disconnect_handle"]
 
 
 async def test_a_failed_disconnect_can_be_repeated():
-    provider = FullProvider(aclose=[RuntimeError("busy")])
+    provider = FullProvider(disconnect_handle=[RuntimeError("busy")])
     sandbox = await AsyncSandbox.connect({"sandbox_id": "far"}, provider=provider)
     with pytest.raises(RuntimeError, match="busy"):
         await sandbox.disconnect()
     await sandbox.disconnect()
-    assert provider.calls == ["connect", "aclose", "aclose"]
+    assert provider.calls == ["connect", "disconnect_handle", "disconnect_handle", "aclose"]
 
 
 async def test_disconnect_is_for_connected_sandboxes():

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+from typing import TYPE_CHECKING
 from unittest.mock import AsyncMock
 
 import pytest
 from api_doubles import FullProvider, MemoryProvider
+
 from nemo_gym_sandbox import AsyncSandbox, SandboxEndpoint, SandboxExecResult, SandboxSpec
 from nemo_gym_sandbox.utils import read_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 async def started(provider: MemoryProvider, **spec: object) -> AsyncSandbox:
@@ -37,10 +41,8 @@ async def test_exec_is_called_with_keywords():
 
 
 async def test_defaults_apply_where_the_call_says_nothing():
-    provider = FullProvider()
-    sandbox = AsyncSandbox(provider, SandboxSpec(workdir="/w"))
-    sandbox.set_default_user("early")
-    await sandbox.start()
+    provider = MemoryProvider()
+    sandbox = await started(provider, workdir="/w")
     sandbox.set_default_user("agent")
     sandbox.set_default_workdir("/home/agent")
     await sandbox.exec("a")
@@ -51,9 +53,23 @@ async def test_defaults_apply_where_the_call_says_nothing():
     assert [(call["user"], call["cwd"]) for _, call in provider.execs] == [
         ("agent", "/home/agent"), (0, "/"), (None, "/w"),
     ]  # fmt: skip
-    assert provider.defaults == [
-        ("early", "/w"), ("agent", "/w"), ("agent", "/home/agent"), (None, "/home/agent"), (None, "/w"),
-    ]  # fmt: skip
+
+
+async def test_the_provider_hears_of_changed_defaults_before_files_depend_on_them(tmp_path: Path):
+    (tmp_path / "f").write_text("x")
+    provider = FullProvider()
+    sandbox = AsyncSandbox(provider, SandboxSpec(workdir="/w", files={"/a": "x"}))
+    sandbox.set_default_user("early")
+    await sandbox.start()
+    assert provider.calls == ["create", "set_defaults", "upload_file"]
+    sandbox.set_default_user("agent")
+    sandbox.set_default_workdir("/home/agent")
+    await sandbox.exec("x")
+    await sandbox.upload(tmp_path / "f", "f")
+    await sandbox.upload(tmp_path / "f", "f")
+    sandbox.set_default_user(None)
+    await sandbox.serialize()
+    assert provider.defaults == [("early", "/w"), ("agent", "/home/agent"), (None, "/home/agent")]
 
 
 async def test_services_are_preserved_where_the_provider_can():

@@ -7,6 +7,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 from api_doubles import FullProvider, MemoryProvider
+
 from nemo_gym_sandbox import AsyncSandbox, SandboxSpec, SandboxStatus
 
 SPEC = SandboxSpec(image="img", workdir="/w")
@@ -15,7 +16,13 @@ SPEC = SandboxSpec(image="img", workdir="/w")
 async def test_before_the_start_nothing_works_but_status():
     sandbox = AsyncSandbox(MemoryProvider(), SPEC)
     assert await sandbox.status() is SandboxStatus.UNKNOWN
-    for call in (sandbox.exec("x"), sandbox.upload("a", "b"), sandbox.download("a", "b"), sandbox.pause(), sandbox.resume()):
+    for call in (
+        sandbox.exec("x"),
+        sandbox.upload("a", "b"),
+        sandbox.download("a", "b"),
+        sandbox.pause(),
+        sandbox.resume(),
+    ):
         with pytest.raises(RuntimeError, match="has not been started"):
             await call
     assert sandbox.sandbox_id is None
@@ -68,7 +75,9 @@ async def test_a_failed_upload_at_the_start_stops_the_sandbox(owns: bool):
     assert provider.calls.count("close") == 1
 
 
-async def test_what_goes_wrong_after_a_failed_start_does_not_hide_it_and_can_be_repeated(caplog: pytest.LogCaptureFixture):
+async def test_what_goes_wrong_after_a_failed_start_does_not_hide_it_and_can_be_repeated(
+    caplog: pytest.LogCaptureFixture,
+):
     provider = MemoryProvider(upload_file=[OSError("disk full")], close=[RuntimeError("engine gone")])
     sandbox = AsyncSandbox(provider, SandboxSpec(files={"/a": "x"}))
     with pytest.raises(OSError, match="disk full"):

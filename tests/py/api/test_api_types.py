@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import typing
 
-import nemo_gym_sandbox as ngs
 import pytest
 from api_doubles import FullProvider, MemoryProvider
+
+import nemo_gym_sandbox as ngs
 from nemo_gym_sandbox.providers import base
 
 
@@ -27,7 +28,13 @@ def test_spec_fields_in_order_with_defaults():
 
 def test_resources_from_a_mapping_converts_numbers_in_strings():
     spec = ngs.SandboxSpec(
-        resources={"cpu": "2", "memory_mib": "512", "disk_gib": 3.0, "gpu": "1", "gpu_type": 100, }
+        resources={
+            "cpu": "2",
+            "memory_mib": "512",
+            "disk_gib": 3.0,
+            "gpu": "1",
+            "gpu_type": 100,
+        }
     )
     assert spec.resources == ngs.SandboxResources(2.0, 512, 3, 1, "100")
     assert ngs.SandboxSpec(resources={"cpu": None}).resources == ngs.SandboxResources()
@@ -126,6 +133,7 @@ CAPABILITIES = {
     "ConnectableProvider": ("serialize_handle", "connect"),
     "SupportsSandboxBackgroundServices": ("exec_with_background_services",),
     "SupportsSandboxDefaults": ("set_defaults",),
+    "SupportsSandboxDisconnect": ("disconnect_handle",),
     "SupportsSandboxEndpoint": ("endpoint",),
     "SupportsSandboxExecStream": ("exec_stream",),
     "SupportsSandboxNetwork": ("validate_networking", "network_address", "set_hosts"),
