@@ -63,7 +63,7 @@ func (p *Provider) agentContainer(ctx context.Context, pl *plan, w way, inst *in
 		KeepHome:   pl.homeSet(),
 		SingleUser: pl.single,
 		Entrypoint: pl.spec.Entrypoint,
-		OOMScore:   true,
+		OOMScore:   p.oomScore() != 0,
 		KillGrace:  seconds(p.cfg.Exec.KillGraceS),
 	}
 	if p.cfg.Exec.ExecShell != nil {
@@ -108,7 +108,7 @@ func (p *Provider) agentContainer(ctx context.Context, pl *plan, w way, inst *in
 	}
 	s.Config.Entrypoint = append([]string{agentBinary}, serve.Args()...)
 	s.Config.Cmd = []string{}
-	s.Host.OomScoreAdj = agentOOMScore
+	s.Host.OomScoreAdj = p.oomScore()
 	return s, nil
 }
 

@@ -110,6 +110,16 @@ type unsuited struct{ err error }
 func (u *unsuited) Error() string { return u.err.Error() }
 func (u *unsuited) Unwrap() error { return u.err }
 
+// errOOMScore means that the engine may not protect a process from being chosen when memory runs out.
+var errOOMScore = errors.New("the engine can't lower a container's out-of-memory score")
+
+// giveUpOOMScore makes all further containers without that protection.
+func (p *Provider) giveUpOOMScore() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.noOOMScore = true
+}
+
 func isUnsuited(err error) bool {
 	var u *unsuited
 	return errors.As(err, &u)
@@ -126,6 +136,10 @@ func (p *Provider) launchSomehow(ctx context.Context, pl *plan) (*instance, erro
 		}
 		last := proven || n == len(ways)-1
 		inst, err := p.launch(ctx, pl, w, last)
+		if errors.Is(err, errOOMScore) && ctx.Err() == nil {
+			p.giveUpOOMScore()
+			inst, err = p.launch(ctx, pl, w, last)
+		}
 		if w == wayStream && isUnsuited(err) && ctx.Err() == nil {
 			// The volume may have been emptied, or filled by somebody else at this moment.
 			p.forgetVolume(pl.engine.Arch)
@@ -228,6 +242,9 @@ func (p *Provider) startFailed(ctx context.Context, pl *plan, w way, err error) 
 		}
 	case w == waySocket && has("bind source path does not exist"):
 		return &unsuited{wrapped}
+	case w != wayEngine && p.oomScore() != 0 && (has("oom_score_adj") || has("final child's pid from pipe")):
+		// The latter is all that an older runtime says when it is not allowed to.
+		return fmt.Errorf("%w: %w", errOOMScore, wrapped)
 	case w != wayEngine && has(agentBinary) && (has("permission denied") || has("operation not permitted") || has("no such file")):
 		return &unsuited{fmt.Errorf("the agent can't be run in the sandbox: %w", wrapped)}
 	case w == wayEngine && has("no such file or directory"):

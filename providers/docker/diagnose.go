@@ -43,6 +43,23 @@ func (i *instance) diagnose(ctx context.Context) verdict {
 	}
 }
 
+// diagnoseEnd is diagnose for a container in which nothing can be started any
+// more: the engine learns of its end a little later.
+func (i *instance) diagnoseEnd(ctx context.Context) verdict {
+	const most, step = 2 * time.Second, 50 * time.Millisecond
+	for begun := time.Now(); ; {
+		v := i.diagnose(ctx)
+		if v.reason != "" || time.Since(begun) > most {
+			return v
+		}
+		select {
+		case <-time.After(step):
+		case <-ctx.Done():
+			return v
+		}
+	}
+}
+
 // stateVerdict reads the state that an engine reports.
 func stateVerdict(s *container.State) verdict {
 	if s == nil {

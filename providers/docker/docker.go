@@ -41,6 +41,8 @@ type Provider struct {
 	way      way               // the first one to try
 	proven   bool              // way has worked, so others need not be tried
 	warned   map[string]bool   // what has been said once
+	// noOOMScore: the engine has not the right to lower a container's score.
+	noOOMScore bool
 }
 
 // Statically checked: what a docker provider can do beyond the minimum.
@@ -176,6 +178,16 @@ func (p *Provider) settle(w way) {
 	if !p.proven || w > p.way {
 		p.way, p.proven = w, true
 	}
+}
+
+// oomScore is what containers with an agent are started with.
+func (p *Provider) oomScore() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.noOOMScore {
+		return 0
+	}
+	return agentOOMScore
 }
 
 // warnOnce says something that would else be said for every sandbox.

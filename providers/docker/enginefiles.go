@@ -50,6 +50,7 @@ chmod "$mode" "$t" && mv -f "$t" "$f"
 // sendScript prints the size and mode of the file $1, then what is in it.
 const sendScript = `[ -d "$1" ] && { echo "it is a directory" >&2; exit 21; }
 [ -e "$1" ] || { echo "no such file" >&2; exit 20; }
+[ -f "$1" ] || { echo "it is no regular file" >&2; exit 21; }
 exec <"$1" || exit 23
 n=$(wc -c <"$1") || exit 23
 [ -x "$1" ] && x=755 || x=644

@@ -106,7 +106,10 @@ func (r *engineRunner) options(req core.ExecRequest, tag string) execOptions {
 // shellArgv gives the words that run a command. One that is too long for an
 // argument goes in pieces, or over the standard input when that is free.
 func shellArgv(shell, command string, stdin io.Reader) ([]string, io.Reader) {
-	if len(command) < argLimit {
+	if len(command) < argLimit-1 {
+		if strings.HasPrefix(command, "-") || strings.HasPrefix(command, "+") {
+			command = " " + command // else the shell takes it for an option
+		}
 		return []string{shell, "-c", command}, stdin
 	}
 	if stdin == nil {
@@ -151,11 +154,15 @@ func (r *engineRunner) result(ctx context.Context, req core.ExecRequest, x *exec
 	if state.ExitCode != 128+9 {
 		return res
 	}
-	// Killed: by somebody in there, by the kernel for want of memory, or together with the whole container.
-	if v := r.i.diagnose(ctx); v.status == core.StatusStopped {
-		return core.RuntimeFailure(v.reason)
-	}
-	if r.outOfMemory(ctx) {
+	// Killed: by somebody in there, by the kernel for want of memory, or together with the whole container,
+	// of whose end the engine may not know yet; but in a container that ends nothing more can be started.
+	short, err := r.outOfMemory(ctx)
+	switch {
+	case err != nil:
+		if v := r.i.diagnoseEnd(ctx); v.status == core.StatusStopped {
+			return core.RuntimeFailure(v.reason)
+		}
+	case short:
 		res.ErrorType, res.Reason = core.ErrorTypeSandbox, "the command was killed: out of memory"
 	}
 	return res
@@ -164,10 +171,10 @@ func (r *engineRunner) result(ctx context.Context, req core.ExecRequest, x *exec
 // refused is for a command that the engine could not start. Where the program
 // does not exist it is the command's own failure, as a shell would have it.
 func (r *engineRunner) refused(ctx context.Context, req core.ExecRequest, x *execution) core.ExecResult {
+	text := oneLine(x.held.take())
 	if v := r.i.diagnose(ctx); v.reason != "" {
 		return core.RuntimeFailure(v.reason)
 	}
-	text := oneLine(x.held.take())
 	cwd := strings.Contains(text, "chdir")
 	if len(req.Argv) > 0 && !cwd {
 		for words, code := range map[string]int{"executable file not found": 127, "no such file or directory": 127, "permission denied": 126, "is a directory": 126} {
@@ -244,8 +251,35 @@ func (p *Provider) shellFor(ctx context.Context, imageID, name string) string {
 	return found
 }
 
-// handover implements runner. Without an agent nothing ends a sandbox that nobody holds, and the container keeps its defaults.
-func (r *engineRunner) handover(context.Context, core.Defaults) error { return nil }
+// defaultsFile keeps in the container what commands get that do not say
+// otherwise, for those who connect later. It is the sandbox's own to change.
+const defaultsFile = "/.ngs-defaults"
+
+// handover implements runner. Without an agent nothing ends a sandbox that nobody holds.
+func (r *engineRunner) handover(ctx context.Context, d core.Defaults) error {
+	if d.User == "" && d.Workdir == "" {
+		return nil
+	}
+	complaint, code, err := r.script(ctx, `printf '%s\n%s\n' "$1" "$2" >"$3"`, nil, io.Discard, d.User, d.Workdir, defaultsFile)
+	if err != nil {
+		return err
+	}
+	if code != 0 {
+		r.i.p.warnOnce("defaults", "the default user and directory of a sandbox can't be passed on to other processes", "sandbox", r.i.name, "reason", complaint)
+	}
+	return nil
+}
+
+// defaults reads what handover noted, else it takes the container's.
+func (r *engineRunner) defaults(ctx context.Context, workdir string) core.Defaults {
+	var noted strings.Builder
+	if _, code, err := r.script(ctx, `cat "$1"`, nil, &noted, defaultsFile); err == nil && code == 0 {
+		if lines := strings.Split(noted.String(), "\n"); len(lines) == 3 {
+			return core.Defaults{User: lines[0], Workdir: lines[1]}
+		}
+	}
+	return core.Defaults{Workdir: workdir}
+}
 
 // close implements runner.
 func (r *engineRunner) close() {}

@@ -46,6 +46,9 @@ func (i *instance) Exec(ctx context.Context, req core.ExecRequest, sink core.Sin
 	if err := req.Validate(); err != nil {
 		return core.ExecResult{}, err
 	}
+	if ctx.Err() != nil {
+		return core.ExecResult{}, core.Errorf(core.KindCanceled, "exec", "canceled before it began: %w", context.Cause(ctx))
+	}
 	if req.User == "root" {
 		req.User = "0" // also where the image has no list of users
 	}

@@ -2,6 +2,7 @@ package docker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strconv"
@@ -78,7 +79,7 @@ func (r *engineRunner) kill(ctx context.Context, tag string) {
 		err = fmt.Errorf("processes were still there after the last pass")
 	}
 	// Where the sandbox has ended there is nothing left to kill.
-	if err != nil && r.i.diagnose(ctx).reason == "" {
+	if err != nil && r.i.diagnoseEnd(ctx).reason == "" {
 		slog.Warn("could not kill what a command left running", "provider", providerName, "sandbox", r.i.name, "error", err.Error())
 	}
 }
@@ -92,24 +93,25 @@ done
 exit 1
 `
 
-// outOfMemory tells whether the kernel has killed for want of memory since it was last asked.
-func (r *engineRunner) outOfMemory(ctx context.Context) bool {
+// outOfMemory tells whether the kernel has killed for want of memory since it
+// was last asked. The error means that nothing could be run in the container.
+func (r *engineRunner) outOfMemory(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, killTimeout)
 	defer cancel()
 	out, code, err := runHelper(ctx, r.i.p.engine, r.i.name, container.ExecOptions{
 		User: "0:0",
 		Cmd:  []string{"/bin/sh", "-c", oomCount},
 	}, nil, 4<<10)
-	if err != nil || code != 0 {
-		return false
+	if err != nil || code == 128+9 {
+		return false, errors.Join(errNotStarted, err)
 	}
 	kills, err := strconv.ParseInt(strings.TrimSpace(out), 10, 64)
-	if err != nil {
-		return false
+	if code != 0 || err != nil {
+		return false, nil // a kernel that does not count
 	}
 	r.oomMu.Lock()
 	defer r.oomMu.Unlock()
 	more := kills > r.oomKills
 	r.oomKills = max(r.oomKills, kills)
-	return more
+	return more, nil
 }

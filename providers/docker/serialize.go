@@ -36,7 +36,11 @@ func (p *Provider) Connect(ctx context.Context, descriptor map[string]any) (core
 		if ctx.Err() != nil {
 			return nil, core.Defaults{}, core.Errorf(core.KindCanceled, "connect", "canceled: %w", context.Cause(ctx))
 		}
-		return nil, core.Defaults{}, &core.Error{Kind: core.KindCreate, Op: "connect", Provider: providerName, Err: err}
+		kind := core.KindCreate
+		if core.KindOf(err) == core.KindNotFound {
+			kind = core.KindNotFound
+		}
+		return nil, core.Defaults{}, &core.Error{Kind: kind, Op: "connect", Provider: providerName, Err: err}
 	}
 	name, _ := descriptor[descriptorID].(string)
 	if name == "" {
@@ -78,13 +82,14 @@ func (p *Provider) takeUp(ctx context.Context, name string, c container.InspectR
 		// Somebody else made it; the engine's exec works in any container.
 		w = wayEngine
 	}
-	if w == wayEngine {
-		p.engineSlots()
-		i.run = &engineRunner{i: i, args: p.args, shell: p.shellFor(ctx, c.Image, name), user: c.Config.User}
-		return i, core.Defaults{Workdir: c.Config.WorkingDir}, nil
-	}
 	if c.State.Paused {
 		return nil, core.Defaults{}, core.Errorf(core.KindSandbox, "", "the container is paused; resume it first")
+	}
+	if w == wayEngine {
+		p.engineSlots()
+		r := &engineRunner{i: i, args: p.args, user: c.Config.User, shell: p.shellFor(ctx, c.Image, name)}
+		i.run = r
+		return i, r.defaults(ctx, c.Config.WorkingDir), nil
 	}
 	var err error
 	if i.host, err = agent.OpenHostDir(name); err != nil {

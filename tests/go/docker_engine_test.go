@@ -112,13 +112,7 @@ func ownTag(t testing.TB, ref string) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		for _, id := range containersOf(t, tag) {
-			t.Errorf("container %s is left", id)
-			_ = c.ContainerRemove(context.Background(), id, container.RemoveOptions{Force: true})
-		}
-		if _, err := c.ImageRemove(context.Background(), tag, image.RemoveOptions{}); err != nil {
-			t.Errorf("remove the tag %s: %v", tag, err)
-		}
+		dropImage(t, tag)
 	})
 	return tag
 }
@@ -130,6 +124,8 @@ func containersOf(t testing.TB, ref string) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// Idle connections of the tests would be taken for leaks of the code under test.
+	_ = engine(t).Close()
 	var found []string
 	for _, c := range all {
 		if c.Image == ref {
@@ -137,6 +133,19 @@ func containersOf(t testing.TB, ref string) []string {
 		}
 	}
 	return found
+}
+
+// stillThere is containersOf after a while: an engine's list lags a moment behind.
+func stillThere(t testing.TB, ref string) []string {
+	t.Helper()
+	end := time.Now().Add(5 * time.Second)
+	for {
+		found := containersOf(t, ref)
+		if len(found) == 0 || time.Now().After(end) {
+			return found
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
 }
 
 // variant makes an image of another with a changed configuration.
@@ -183,9 +192,10 @@ func importFiles(t testing.TB, tag string, o image.ImportOptions, files map[stri
 	t.Cleanup(func() { dropImage(t, tag) })
 }
 
+// dropImage removes an image, of which no container may be left.
 func dropImage(t testing.TB, tag string) {
 	t.Helper()
-	for _, id := range containersOf(t, tag) {
+	for _, id := range stillThere(t, tag) {
 		t.Errorf("container %s is left", id)
 		_ = engine(t).ContainerRemove(context.Background(), id, container.RemoveOptions{Force: true})
 	}
