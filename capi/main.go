@@ -13,6 +13,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -108,9 +109,11 @@ func ngsgo_runtime_start(cfg unsafe.Pointer, n C.uint64_t) (rc C.int64_t) {
 	if library.Load() != nil {
 		return C.int64_t(dispatch.OK)
 	}
-	if os.Getenv("GOMAXPROCS") == "" {
-		runtime.GOMAXPROCS(max(minProcs, 2*runtime.GOMAXPROCS(0)))
+	procs, err := strconv.Atoi(os.Getenv("GOMAXPROCS"))
+	if err != nil || procs < 1 {
+		procs = max(minProcs, 2*runtime.GOMAXPROCS(0))
 	}
+	runtime.GOMAXPROCS(procs) // also when the variable was set after Go looked at it
 	l := dispatch.New(all.Registry())
 	// Also what packages write with the default loggers: a library does not print.
 	slog.SetDefault(slog.New(l.LogHandler(slog.Level(c.LogLevel))))

@@ -6,9 +6,8 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +16,9 @@ os.environ["NGS_TEST_HOOKS"] = "1"
 
 from nemo_gym_sandbox._core.native import NativeProvider
 from nemo_gym_sandbox.providers.base import SandboxHandle, SandboxSpec
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
 
 ROOT = Path(__file__).resolve().parents[3]
 

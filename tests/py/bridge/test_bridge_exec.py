@@ -111,7 +111,9 @@ async def test_no_timeout_at_all(box: Box) -> None:
     assert (await box.exec("echo x", timeout_s=float("inf"))).stdout == "x\n"
 
 
-@pytest.mark.parametrize(("user", "expected"), [(None, "root"), ("root", "root"), (0, "root"), (1000, "1000"), ("me", "me")])
+@pytest.mark.parametrize(
+    ("user", "expected"), [(None, "root"), ("root", "root"), (0, "root"), (1000, "1000"), ("me", "me")]
+)
 async def test_users(box: Box, user: str | int | None, expected: str) -> None:
     assert (await box.exec("whoami", user=user)).stdout == f"{expected}\n"
 
@@ -151,10 +153,10 @@ async def test_bad_commands(box: Box) -> None:
 
 async def test_files(box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("in").write_bytes(b"\0\xffdata")
+    (tmp_path / "in").write_bytes(b"\0\xffdata")
     await box.provider.upload_file(box.handle, Path("in"), "/dir/up")
     await box.provider.download_file(box.handle, "/dir/up", Path("deep/er/out"))
-    assert Path("deep/er/out").read_bytes() == b"\0\xffdata"
+    assert (tmp_path / "deep/er/out").read_bytes() == b"\0\xffdata"
     with pytest.raises(FileNotFoundError, match="/nowhere"):
         await box.provider.download_file(box.handle, "/nowhere", Path("out"))
     with pytest.raises(FileNotFoundError, match="missing"):
@@ -218,7 +220,9 @@ async def test_dropped_handles_are_let_go_of() -> None:
 
 
 def test_configuration_is_checked_at_construction() -> None:
-    with pytest.raises(TypeError, match='unknown configuration key "max_output_byte"; allowed: .*did you mean "max_output_bytes"'):
+    with pytest.raises(
+        TypeError, match=r'unknown configuration key "max_output_byte"; allowed: .*did you mean "max_output_bytes"'
+    ):
         Mem({"max_output_byte": 1})
     with pytest.raises(ValueError, match="default_timeout_s must be positive"):
         Mem({"default_timeout_s": -1})
@@ -230,7 +234,7 @@ def test_configuration_is_checked_at_construction() -> None:
     class Nope(Mem):
         name = "mme"
 
-    with pytest.raises(ValueError, match='Unknown sandbox provider "mme"; available: .*did you mean "mem"'):
+    with pytest.raises(ValueError, match=r'Unknown sandbox provider "mme"; available: .*did you mean "mem"'):
         Nope({})
 
 
@@ -271,7 +275,8 @@ async def test_a_failed_create_has_its_exception(kind: str, error: type[Exceptio
         ("pty", codec.EXEC, SandboxPtyError),
         ("timeout", codec.STATUS, TimeoutError),
         ("not_found", codec.CONNECT, RuntimeError),
-        ("not_found", codec.DOWNLOAD, FileNotFoundError),
+        ("not_found", codec.DOWNLOAD, errors.SandboxFileNotFoundError),
+        ("sandbox", codec.UPLOAD, errors.SandboxFileError),
         ("not_started", codec.EXEC, RuntimeError),
         ("conflict", codec.STOP, RuntimeError),
         ("closed", codec.CREATE, RuntimeError),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,7 +12,10 @@ from nemo_gym_sandbox._core import codec, streams
 from nemo_gym_sandbox._core.lib import library
 from nemo_gym_sandbox._core.loop import running_bridge
 
-from .conftest import Box
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from .conftest import Box
 
 
 def resident_mib() -> float:
@@ -111,17 +114,17 @@ async def test_a_slow_reader_slows_the_command_and_memory_stays(box: Box) -> Non
 
 
 async def test_a_reader_that_stops_holds_the_command(box: Box) -> None:
-    go = asyncio.Event()
+    go, began = asyncio.Event(), asyncio.Event()
     got = 0
 
     async def wait(chunk: bytes) -> None:
         nonlocal got
         got += len(chunk)
+        began.set()
         await go.wait()
 
     running = asyncio.create_task(box.stream("yes 10000000; echo over >&2", on_stdout=wait))
-    while not got:
-        await asyncio.sleep(0)
+    await began.wait()
     done, _ = await asyncio.wait([running], timeout=0.2)
     assert not done
     assert got <= 64 << 10
@@ -182,9 +185,7 @@ async def test_many_streams_at_once(box: Box) -> None:
 
 async def test_a_stream_that_ends_early_is_an_error_and_no_garbage(box: Box) -> None:
     bridge = running_bridge()
-    reply = await bridge.call(
-        codec.EXEC, codec.encode({"sandbox": box.handle.raw.number, "command": "yes 100000"})
-    )
+    reply = await bridge.call(codec.EXEC, codec.encode({"sandbox": box.handle.raw.number, "command": "yes 100000"}))
     stream = reply.framed()[0]["stdout"]["stream"]
     with pytest.raises(RuntimeError, match="ended 5 bytes early"):
         await streams.read_text(bridge, stream, 100_005, True)
