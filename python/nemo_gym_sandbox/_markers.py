@@ -65,8 +65,9 @@ def _plain(command: str) -> bool:
 
 
 def _assembled(command: str) -> list[str]:
+    # Two newlines: after one that a backslash swallows, bash would go on with the next line that is typed.
     encoded = [
-        _printf(byte) for byte in f"unset {_VARIABLE} {_VARIABLE}_\n{command}\n".encode("utf-8", "surrogateescape")
+        _printf(byte) for byte in f"unset {_VARIABLE} {_VARIABLE}_\n{command}\n\n".encode("utf-8", "surrogateescape")
     ]
     lines = [f"{_VARIABLE}="]
     piece = ""

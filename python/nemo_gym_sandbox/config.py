@@ -11,8 +11,10 @@ OmegaConf containers are taken as the mappings that they are, with their interpo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, cast
+
+from nemo_gym_sandbox.providers._options import plain_values
 
 __all__ = ["RESERVED_KEYS", "resolve_provider_config", "resolve_provider_metadata"]
 
@@ -39,7 +41,7 @@ def resolve_provider_config(
         raise TypeError(
             f"the config of sandbox provider {names[0]!r} must be a mapping, not {type(arguments).__name__}"
         )
-    return {names[0]: cast("dict[str, Any]", _plain(cast("Mapping[Any, Any]", arguments)))}
+    return {names[0]: cast("dict[str, Any]", plain_values(cast("Mapping[Any, Any]", arguments)))}
 
 
 def resolve_provider_metadata(ref: str | Mapping[str, Any], named: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -52,7 +54,7 @@ def resolve_provider_metadata(ref: str | Mapping[str, Any], named: Mapping[str, 
         return {}
     if not isinstance(metadata, Mapping):
         raise ValueError(f"default_metadata must be a mapping, not {type(metadata).__name__}")
-    return cast("dict[str, Any]", _plain(cast("Mapping[Any, Any]", metadata)))
+    return cast("dict[str, Any]", plain_values(cast("Mapping[Any, Any]", metadata)))
 
 
 def _block(ref: Any, named: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -86,14 +88,3 @@ def _candidates(named: Mapping[str, Any] | None) -> list[str]:
         if isinstance(entry, Mapping) and len(_provider_keys(cast("Mapping[str, Any]", entry))) == 1:
             found.append(str(name))
     return sorted(found)
-
-
-def _plain(value: Any) -> Any:
-    """A copy of nested mappings and sequences in plain dicts and lists; anything else stays itself."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in cast("Mapping[Any, Any]", value).items()}
-    if isinstance(value, tuple):
-        return tuple(_plain(item) for item in cast("Iterable[Any]", value))
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)):
-        return [_plain(item) for item in cast("Sequence[Any]", value)]
-    return value

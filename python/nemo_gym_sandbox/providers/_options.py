@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
@@ -74,6 +74,17 @@ def plain(config: Any) -> dict[str, Any]:
         if value is not None or field.default is not None:
             values[field.name] = list(cast("Iterable[object]", value)) if isinstance(value, (list, tuple)) else value
     return values
+
+
+def plain_values(value: Any) -> Any:
+    """A copy of nested mappings and sequences in plain dicts and lists; anything else stays itself."""
+    if isinstance(value, Mapping):
+        return {key: plain_values(item) for key, item in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, tuple):
+        return tuple(plain_values(item) for item in cast("Iterable[Any]", value))
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)):
+        return [plain_values(item) for item in cast("Sequence[Any]", value)]
+    return value
 
 
 def number(

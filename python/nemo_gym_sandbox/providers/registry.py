@@ -96,10 +96,10 @@ def create_provider(provider: Mapping[str, Any]) -> SandboxProvider:
         arguments = {}
     if not isinstance(arguments, Mapping):
         raise TypeError(f"the config of sandbox provider {name!r} must be a mapping, not {type(arguments).__name__}")
-    from nemo_gym_sandbox.providers._options import check_keywords
+    from nemo_gym_sandbox.providers._options import check_keywords, plain_values
 
     cls: Any = get_provider_class(name)
-    keywords = {str(key): value for key, value in cast("Mapping[Any, Any]", arguments).items()}
+    keywords = {str(key): plain_values(value) for key, value in cast("Mapping[Any, Any]", arguments).items()}
     check_keywords(cls, keywords)
     return cls(**keywords)
 

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nemo_gym_sandbox import SandboxEndpoint, SandboxExecResult, SandboxHandle, SandboxSpec, SandboxStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+async def until(condition: Callable[[], object], deadline_s: float = 5) -> None:
+    """Let other tasks run until the condition holds."""
+    async with asyncio.timeout(deadline_s):
+        while not condition():  # noqa: ASYNC110 - what is waited for is not ours to instrument
+            await asyncio.sleep(0)
 
 
 class MemoryProvider:

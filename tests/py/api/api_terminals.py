@@ -7,11 +7,14 @@ import contextlib
 import os
 import pty as pty_module
 import subprocess
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from api_doubles import MemoryProvider
+
 from nemo_gym_sandbox import SandboxHandle, SandboxPtyError, SandboxPtySpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Session:
@@ -144,7 +147,9 @@ class TerminalProvider(MemoryProvider):
 class RealShell(Session):
     """A process on a terminal of this machine, or on pipes."""
 
-    def __init__(self, spec: SandboxPtySpec, process: subprocess.Popen[bytes], out: int, inp: int, err: int | None) -> None:
+    def __init__(
+        self, spec: SandboxPtySpec, process: subprocess.Popen[bytes], out: int, inp: int, err: int | None
+    ) -> None:
         super().__init__(spec)
         self.process = process
         self.inp = inp

@@ -6,8 +6,9 @@ import asyncio
 from typing import Any
 
 import pytest
-from api_doubles import MemoryProvider
+from api_doubles import MemoryProvider, until
 from api_terminals import DetachableShell, ScriptedShell, Session, TerminalProvider
+
 from nemo_gym_sandbox import AsyncSandbox, SandboxExecResult, SandboxPtyError, SandboxPtySpec, SandboxSpec
 
 
@@ -113,8 +114,7 @@ async def test_a_private_session_is_closed_whatever_happens():
 
     sandbox, provider = await box(Session)
     task = asyncio.create_task(sandbox.pty.exec("cmd"))
-    while not provider.sessions:
-        await asyncio.sleep(0)
+    await until(lambda: provider.sessions)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -205,7 +205,7 @@ async def test_shaping_a_given_session_is_refused():
     session = await sandbox.pty.create()
     for shaping in ({"cwd": "/"}, {"env": {"K": "v"}}, {"user": 0}):
         for detach in (False, True):
-            with pytest.raises(ValueError, match="fixed at pty.create"):
+            with pytest.raises(ValueError, match=r"fixed at pty\.create"):
                 await sandbox.pty.exec("x", session=session, detach=detach, **shaping)
     assert not session.writes
 
@@ -255,8 +255,7 @@ async def test_cancelling_in_the_reused_shell_retires_it():
     shell = await sandbox.pty.create()
     shell.answer = silent
     task = asyncio.create_task(sandbox.pty.exec("x"))
-    while not shell.writes:
-        await asyncio.sleep(0)
+    await until(lambda: shell.writes)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -274,8 +273,7 @@ async def test_commands_take_turns_and_the_budget_covers_the_wait():
 
     one.answer = later
     first = asyncio.create_task(sandbox.pty.exec("first", session=one))
-    while not one.writes:
-        await asyncio.sleep(0)
+    await until(lambda: one.writes)
     waited = await sandbox.pty.exec("second", session=two, timeout_s=0.05)
     assert waited.error_type == "timeout"
     assert "discarded" not in (waited.stderr or "")  # it never ran there
@@ -295,8 +293,7 @@ async def test_one_sandbox_does_not_wait_for_another():
     shell.answer = silent
     await free.pty.create()
     task = asyncio.create_task(busy.pty.exec("x"))
-    while not shell.writes:
-        await asyncio.sleep(0)
+    await until(lambda: shell.writes)
     assert (await free.pty.exec("y", timeout_s=5)).return_code == 0
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -358,8 +355,7 @@ async def test_detached_commands_take_turns_with_the_others():
     session = await sandbox.pty.create()
     session.hang = True
     task = asyncio.create_task(sandbox.pty.exec("x", session=session, detach=True))
-    while not session.detached_runs:
-        await asyncio.sleep(0)
+    await until(lambda: session.detached_runs)
     assert (await sandbox.pty.exec("y", timeout_s=0.05)).error_type == "timeout"
     assert not session.writes
     task.cancel()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
 from api_terminals import TerminalProvider, real_shell
+
 from nemo_gym_sandbox import AsyncSandbox, SandboxPtySpec, SandboxSpec
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 ENVIRON = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "TERM": "xterm", "PS1": "prompt $ ", "HISTFILE": ""}
 SHELLS = {
