@@ -189,7 +189,7 @@ func (p *Provider) launch(ctx context.Context, pl *plan, w way, last bool) (inst
 	defer stop()
 	exit := p.engine.ContainerExit(watch, pl.name)
 	if err := p.engine.ContainerStart(ctx, pl.name); err != nil {
-		return inst, p.startFailed(ctx, pl, w, err)
+		return inst, p.startFailed(ctx, pl, w, spec.Host.OomScoreAdj, err)
 	}
 	inst.created = time.Now()
 	if w == wayEngine {
@@ -230,7 +230,7 @@ func (p *Provider) createFailed(ctx context.Context, pl *plan, w way, err error)
 }
 
 // startFailed explains why a container did not start.
-func (p *Provider) startFailed(ctx context.Context, pl *plan, w way, err error) error {
+func (p *Provider) startFailed(ctx context.Context, pl *plan, w way, oomScore int, err error) error {
 	text := strings.ToLower(err.Error())
 	wrapped := fmt.Errorf("start a container of the image %s failed: %w", pl.image, p.explained(ctx, err))
 	has := func(s string) bool { return strings.Contains(text, s) }
@@ -242,7 +242,7 @@ func (p *Provider) startFailed(ctx context.Context, pl *plan, w way, err error) 
 		}
 	case w == waySocket && has("bind source path does not exist"):
 		return &unsuited{wrapped}
-	case w != wayEngine && p.oomScore() != 0 && (has("oom_score_adj") || has("final child's pid from pipe")):
+	case w != wayEngine && oomScore < 0 && (has("oom_score_adj") || has("final child's pid from pipe")):
 		// The latter is all that an older runtime says when it is not allowed to.
 		return fmt.Errorf("%w: %w", errOOMScore, wrapped)
 	case w != wayEngine && has(agentBinary) && (has("permission denied") || has("operation not permitted") || has("no such file")):

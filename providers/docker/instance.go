@@ -21,6 +21,8 @@ type runner interface {
 	exec(ctx context.Context, req core.ExecRequest, sink core.Sink) (core.ExecResult, error)
 	upload(ctx context.Context, localPath, remotePath string) error
 	download(ctx context.Context, remotePath, localPath string) error
+	// writeFiles writes the spec's files, with mode 0644.
+	writeFiles(ctx context.Context, files []core.File) error
 	// handover lets others take the sandbox up, with these defaults.
 	handover(ctx context.Context, d core.Defaults) error
 	close()

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -107,7 +108,8 @@ func ownTag(t testing.TB, ref string) string {
 	t.Helper()
 	c := engine(t)
 	name := strings.NewReplacer("/", "-", "_", "-").Replace(strings.ToLower(t.Name()))
-	tag := "lab-test/" + name + ":1"
+	// The same test may be running in another process.
+	tag := fmt.Sprintf("lab-test/%s-%d:1", name, os.Getpid())
 	if err := c.ImageTag(context.Background(), ref, tag); err != nil {
 		t.Fatal(err)
 	}
