@@ -129,21 +129,6 @@ func (in *instance) Download(ctx context.Context, remotePath, localPath string) 
 	return in.client.Download(ctx, remotePath, localPath)
 }
 
-// writeFiles writes the files that the spec starts with, in order.
-func (in *instance) writeFiles(ctx context.Context, files []core.File) error {
-	for _, f := range files {
-		tmp := in.path("file")
-		if err := os.WriteFile(tmp, []byte(f.Content), 0o644); err != nil {
-			return fmt.Errorf("write file %s: %w", f.Path, err)
-		}
-		err := in.client.Upload(ctx, tmp, f.Path)
-		if err = errors.Join(err, os.Remove(tmp)); err != nil {
-			return fmt.Errorf("write file %s: %w", f.Path, err)
-		}
-	}
-	return nil
-}
-
 // Status implements core.Instance.
 func (in *instance) Status(context.Context) (core.Status, error) {
 	lost := false

@@ -153,7 +153,7 @@ func (p *provider) create(ctx context.Context, id string, spec core.Spec) (_ *in
 	if in.client, err = agent.Connect(ctx, options); err != nil {
 		return nil, in.explain(err)
 	}
-	return in, in.writeFiles(ctx, spec.Files)
+	return in, in.client.WriteFiles(ctx, spec.Files)
 }
 
 // checkSpec refuses what a sandbox on this machine can't be.
