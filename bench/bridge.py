@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import io
 import os
 import subprocess
 import sys
@@ -112,6 +113,10 @@ async def noop(rounds: int, box: tuple[Mem, SandboxHandle]) -> None:
     print(f"no-op, one at a time: median {median(waits):.0f} us (best {min(waits):.0f})")
 
 
+def busy_processes() -> list[subprocess.Popen[bytes]]:
+    return [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(BUSY)]
+
+
 async def heartbeat(rounds: int, box: tuple[Mem, SandboxHandle]) -> None:
     """A loop that runs no-ops, beside goroutines of the library that are busy and beside processes that are."""
     provider, handle = box
@@ -138,7 +143,7 @@ async def heartbeat(rounds: int, box: tuple[Mem, SandboxHandle]) -> None:
         return result
 
     async def beside_processes() -> tuple[float, float]:
-        busy = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(BUSY)]
+        busy = busy_processes()
         await asyncio.sleep(0.1)
         try:
             return await beat(1.5)
@@ -181,33 +186,50 @@ async def collect(rounds: int, box: tuple[Mem, SandboxHandle]) -> None:
         await what()
         return time.perf_counter() - begin
 
-    grown, stalls, pairs = [], [], []
-    for _ in range(rounds):
-        pairs.append((await timed(floor), await timed(subject)))
+    async def watched() -> tuple[float, float]:
         before, high = resident(), 0
+
+        async def watch() -> None:
+            nonlocal high
+            while True:
+                high = max(high, resident())
+                await asyncio.sleep(0)
+
         async with Heartbeat() as heart:
-            watching = True
-
-            async def watch() -> None:
-                nonlocal high
-                while watching:
-                    high = max(high, resident())
-                    await asyncio.sleep(0)
-
             watcher = asyncio.create_task(watch())
             result = await provider.exec(handle, f"yes {size}")
             high = max(high, resident())
-            watching = False
-            await watcher
-        grown.append((high - before) / size)
-        stalls.append(max(heart.late_ms))
-        del result
+            watcher.cancel()
+        assert len(result.stdout or "") == size
+        return (high - before) / size, max(heart.late_ms)
+
+    pairs, grown, stalls = [], [], []
+    for _ in range(rounds):
+        pairs.append((await timed(floor), await timed(subject)))
+        growth, stall = await watched()
+        grown.append(growth)
+        stalls.append(stall)
     print(
         f"collect 64 MiB: {median(o / f for f, o in pairs):.2f}x the time of joining and decoding them in Python alone"
     )
     print(
         f"    {median(64 / o for _, o in pairs):.0f} MiB/s; peak memory growth {median(grown):.2f}x of the result; worst stall {median(stalls):.1f} ms"
     )
+
+
+def filled_pipe(size: int) -> tuple[io.FileIO, Callable[[], None]]:
+    """A pipe's end to read from, and a function that writes size bytes into the other."""
+    read, write = os.pipe()
+    block = b"y\n" * (32 << 10)
+
+    def fill() -> None:
+        with open(write, "wb", buffering=0) as pipe:
+            for _ in range(size // len(block)):
+                left = memoryview(block)
+                while left:
+                    left = left[pipe.write(left) :]
+
+    return io.FileIO(read, "rb"), fill
 
 
 async def stream(rounds: int, box: tuple[Mem, SandboxHandle]) -> None:
@@ -229,22 +251,11 @@ async def stream(rounds: int, box: tuple[Mem, SandboxHandle]) -> None:
         return time.process_time() - begin, max(heart.late_ms)
 
     async def floor() -> tuple[float, float]:
-        read, write = os.pipe()
-        block = b"y\n" * (32 << 10)
-
-        def fill() -> None:
-            with open(write, "wb", buffering=0) as pipe:
-                for _ in range(size // len(block)):
-                    left = memoryview(block)
-                    while left:
-                        left = left[pipe.write(left) :]
-
+        source, fill = filled_pipe(size)
         begin = time.process_time()
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=256 << 10)
-        transport, _ = await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), open(read, "rb", buffering=0)
-        )
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), source)
         filling = loop.run_in_executor(None, fill)
         got = 0
         async with Heartbeat() as heart:
