@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import enum
 import logging
 from pathlib import Path
@@ -46,9 +47,15 @@ class Lifecycle:
     """Owns the handle of one sandbox, and the provider when asked to."""
 
     def __init__(
-        self, provider: SandboxProvider, on_created: Callable[[SandboxHandle], Awaitable[None]], *, owns_provider: bool
+        self,
+        provider: SandboxProvider,
+        on_created: Callable[[SandboxHandle], Awaitable[None]],
+        has_defaults: Callable[[], bool],
+        *,
+        owns_provider: bool,
     ) -> None:
-        self._on_created = on_created  # awaited before anything is written into the sandbox
+        self._on_created = on_created  # awaited before anything is uploaded
+        self._has_defaults = has_defaults
         self.provider = provider
         self.provider_name = str(getattr(provider, "name", type(provider).__name__))
         self.owns_provider = owns_provider
@@ -111,18 +118,22 @@ class Lifecycle:
         return RuntimeError("Sandbox was stopped while it was starting")
 
     async def _start(self, spec: SandboxSpec) -> None:
+        # The provider writes the files itself where it can, unless they depend on defaults that it will hear of later.
+        writes_files = getattr(type(self.provider), "writes_spec_files", False) is True
+        here = {} if writes_files and not self._has_defaults() else spec.files
+        wanted = dataclasses.replace(spec, files={}) if writes_files and here else spec
         recorder = telemetry.recorder()
         try:
             if recorder is None:
-                self._handle = await self.provider.create(spec)
-                await self._prepare(self._handle, spec)
+                self._handle = await self.provider.create(wanted)
+                await self._prepare(self._handle, here)
             else:
                 with recorder.span("start", self.provider_name, None) as span:
-                    self._handle = await self.provider.create(spec)
+                    self._handle = await self.provider.create(wanted)
                     span.sandbox_id(self._handle.sandbox_id)
                     recorder.active(self.provider_name, +1)
                     self._counted_by = recorder
-                    await self._prepare(self._handle, spec)
+                    await self._prepare(self._handle, here)
         except BaseException:
             if self._handle is None:
                 self.state = State.NEW
@@ -132,14 +143,14 @@ class Lifecycle:
             raise
         self.state = State.STARTED
 
-    async def _prepare(self, handle: SandboxHandle, spec: SandboxSpec) -> None:
+    async def _prepare(self, handle: SandboxHandle, files: dict[str, str]) -> None:
         await self._on_created(handle)
-        if not spec.files:
+        if not files:
             return
         from tempfile import TemporaryDirectory
 
         with TemporaryDirectory(prefix="nemo-gym-sandbox-") as folder:
-            for index, (target, text) in enumerate(spec.files.items()):
+            for index, (target, text) in enumerate(files.items()):
                 source = Path(folder) / str(index)
                 source.write_bytes(text.encode("utf-8"))
                 await self.provider.upload_file(handle, source, target)

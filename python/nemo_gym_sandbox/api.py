@@ -71,7 +71,9 @@ class AsyncSandbox:
         owns_provider: bool = True,
     ) -> None:
         backend: Any = create_provider(provider) if isinstance(provider, Mapping) else provider
-        self._life = Lifecycle(cast("SandboxProvider", backend), self._tell_defaults, owns_provider=owns_provider)
+        self._life = Lifecycle(
+            cast("SandboxProvider", backend), self._tell_defaults, self._has_defaults, owns_provider=owns_provider
+        )
         self._spec = spec
         self._default_user: str | int | None = None
         self._default_workdir: str | None = None
@@ -286,6 +288,9 @@ class AsyncSandbox:
         The directory is neither made nor changed. :meth:`serialize` carries the new default.
         """
         self._default_workdir = workdir
+
+    def _has_defaults(self) -> bool:
+        return self._default_user is not None or self._default_workdir is not None
 
     async def _tell_defaults(self, handle: SandboxHandle) -> None:
         """Let the provider know of changed defaults, before something other than a command depends on them."""

@@ -315,7 +315,11 @@ class SandboxPtySpec:
 
 @runtime_checkable
 class SandboxProvider(Protocol):
-    """One backend, as the public API uses it."""
+    """One backend, as the public API uses it.
+
+    ``create`` gets the whole spec; ``spec.files`` are then uploaded one by one. A provider whose ``create`` writes them
+    says so with a class attribute ``writes_spec_files = True``.
+    """
 
     @property
     def name(self) -> str:
@@ -497,9 +501,8 @@ class SupportsSandboxExecStream(Protocol):
 class SupportsSandboxDefaults(Protocol):
     """Optional capability: be told of the defaults that ``set_default_user`` and ``set_default_workdir`` change.
 
-    Commands carry them anyway. This is for what else depends on them, such as the owner of uploaded files and where
-    relative paths begin; it is called before the next of those. Looked for on the provider's class, like
-    ``exec_stream``.
+    Commands carry them anyway. This is for what else depends on them, such as the owner of uploaded files; it is called
+    before the next of those. Looked for on the provider's class, like ``exec_stream``.
     """
 
     async def set_defaults(self, handle: SandboxHandle, *, user: str | int | None, workdir: str | None) -> None:

@@ -169,6 +169,7 @@ class DockerProvider(NativeProvider):
     """
 
     name: ClassVar[str] = "docker"
+    writes_spec_files: ClassVar[bool] = True
     create_error: ClassVar[type[SandboxCreateError]] = DockerCreateError
 
     @check.named_keywords
@@ -201,7 +202,7 @@ class DockerProvider(NativeProvider):
         await self._disconnect(handle)
 
     async def set_defaults(self, handle: SandboxHandle, *, user: str | int | None, workdir: str | None) -> None:
-        """Note whom uploads belong to and where relative paths begin."""
+        """Note whom uploads are to belong to."""
         await self._set_defaults(handle, user=user, workdir=workdir)
 
     async def endpoint(self, handle: SandboxHandle, port: int) -> SandboxEndpoint:

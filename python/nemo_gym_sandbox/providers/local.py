@@ -31,6 +31,7 @@ class LocalProvider(NativeProvider):
     """
 
     name: ClassVar[str] = "local"
+    writes_spec_files: ClassVar[bool] = True
 
     @check.named_keywords
     def __init__(
@@ -90,7 +91,7 @@ class LocalProvider(NativeProvider):
         await self._disconnect(handle)
 
     async def set_defaults(self, handle: SandboxHandle, *, user: str | int | None, workdir: str | None) -> None:
-        """Note whom uploads belong to and where relative paths begin."""
+        """Note whom uploads are to belong to."""
         await self._set_defaults(handle, user=user, workdir=workdir)
 
     async def endpoint(self, handle: SandboxHandle, port: int) -> SandboxEndpoint:

@@ -63,6 +63,29 @@ async def test_files_of_the_spec_are_uploaded_in_order():
     await sandbox.stop()
 
 
+async def test_files_are_left_to_a_provider_that_writes_them():
+    class Writes(FullProvider):
+        writes_spec_files = True
+
+    provider = Writes()
+    spec = SandboxSpec(files={"/a": "x"})
+    await AsyncSandbox(provider, spec).start()
+    assert provider.calls == ["create"]
+    assert provider.specs[0] is spec
+    # Whose they are depends on a default that create() does not know.
+    sandbox = AsyncSandbox(provider, spec)
+    sandbox.set_default_user("agent")
+    await sandbox.start()
+    assert provider.calls[1:] == ["create", "set_defaults", "upload_file"]
+    assert provider.specs[1].files == {}
+
+
+async def test_a_double_that_answers_to_every_name_gets_its_files_uploaded():
+    double = AsyncMock()
+    await AsyncSandbox(double, SandboxSpec(files={"/a": "x"})).start()
+    assert double.upload_file.await_count == 1
+
+
 @pytest.mark.parametrize("owns", [True, False])
 async def test_a_failed_upload_at_the_start_stops_the_sandbox(owns: bool):
     provider = MemoryProvider(upload_file=[OSError("disk full")])
