@@ -7,6 +7,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nemo-gym/nemo_gym_sandbox/core"
 )
 
 // maxLive bounds the operations of a bridge whose result the host has not taken.
@@ -119,6 +121,12 @@ func (o *operation) run(h handler, req []byte) {
 	var rep reply
 	err := o.bridge.lib.guard(func() (err error) {
 		rep, err = h(o, req)
+		if err == nil && len(rep.payload) > maxPayload {
+			if rep.undo != nil {
+				rep.undo()
+			}
+			return core.Errorf(core.KindInternal, "", "the answer of %d bytes is too large", len(rep.payload))
+		}
 		return err
 	})
 	done := event{id: o.id, kind: EventDone, flags: rep.flags, aux: rep.aux, payload: rep.payload}

@@ -57,8 +57,16 @@ type errorPayload struct {
 	Retryable bool      `json:"retryable"`
 }
 
-// maxMessage keeps an error inside one event, whatever a backend wrote.
+// maxMessage keeps an error inside one event, whatever a backend wrote; JSON may need six times as much.
 const maxMessage = 16 << 10
+
+// clip shortens a text of somebody else's.
+func clip(text string, most int) string {
+	if len(text) <= most {
+		return text
+	}
+	return strings.ToValidUTF8(text[:most], "") + " ..."
+}
 
 // describe turns an error into its event's status and payload.
 func describe(err error) (Code, []byte) {
@@ -78,9 +86,7 @@ func describe(err error) (Code, []byte) {
 		p.Code = ErrPanic
 	}
 	p.Retryable = p.Kind == core.KindTimeout || p.Kind == core.KindConflict
-	if len(p.Message) > maxMessage {
-		p.Message = strings.ToValidUTF8(p.Message[:maxMessage], "") + " ..."
-	}
+	p.Message = clip(p.Message, maxMessage)
 	raw, err := json.Marshal(p)
 	if err != nil { // all fields are text, numbers and bools
 		raw = []byte(`{"kind":"internal","message":"an error could not be described"}`)

@@ -166,7 +166,7 @@ func (o *operation) openStreams(r *execRequest, sink *outputs, er *core.ExecRequ
 
 // execReply puts a result into its event. What is too large for that stays where it is and gets a stream.
 func (o *operation) execReply(res core.ExecResult, sink *outputs) (reply, error) {
-	meta := execReply{ExitCode: res.ExitCode, ErrorType: res.ErrorType, Reason: res.Reason}
+	meta := execReply{ExitCode: res.ExitCode, ErrorType: res.ErrorType, Reason: clip(res.Reason, inlineOutput/8)}
 	var inline []byte
 	for i, into := range []**outputReply{&meta.Stdout, &meta.Stderr} {
 		if sink.modes[i] != collect {

@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -182,4 +183,35 @@ func TestTimeoutsOfRequests(t *testing.T) {
 	d, err := seconds("ttl_s", 1e300)
 	require.NoError(t, err)
 	require.Positive(t, d)
+}
+
+// However long a backend's texts are, and however JSON blows them up, the event fits into any drain buffer.
+func TestTheLargestEventFits(t *testing.T) {
+	l := newLibrary(t)
+	h := newHost(t, l)
+	o := &operation{bridge: h.b, id: 1, ctx: t.Context()}
+	c := core.NewCollector(0)
+	for _, s := range []core.Stream{core.Stdout, core.Stderr} {
+		require.NoError(t, c.Write(s, make([]byte, inlineOutput)))
+	}
+	res := core.ExecResult{Reason: strings.Repeat("\x01", 1<<20)}
+	rep, err := o.execReply(res, &outputs{collector: c, modes: [2]string{collect, collect}})
+	require.NoError(t, err)
+	require.LessOrEqual(t, len(rep.payload), maxPayload)
+	_, payload := describe(core.Errorf(core.KindCreate, "", "%s", res.Reason))
+	require.LessOrEqual(t, len(payload), maxPayload)
+}
+
+func TestAnAnswerThatIsTooLargeIsAnError(t *testing.T) {
+	l := newLibrary(t)
+	h := newHost(t, l)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	o := &operation{bridge: h.b, id: 7, ctx: ctx, cancel: cancel}
+	undone := false
+	h.b.ops[7] = o
+	o.run(func(*operation, []byte) (reply, error) {
+		return reply{payload: make([]byte, maxPayload+1), undo: func() { undone = true }}, nil
+	}, nil)
+	require.Contains(t, h.failed(7).Message, "too large")
+	require.True(t, undone)
 }

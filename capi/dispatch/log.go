@@ -38,11 +38,7 @@ func (h *logHandler) Handle(_ context.Context, r slog.Record) error {
 		writeAttr(&text, h.prefix, a)
 		return true
 	})
-	msg := text.String()
-	if len(msg) > maxMessage {
-		msg = strings.ToValidUTF8(msg[:maxMessage], "") + " ..."
-	}
-	payload, err := json.Marshal(logRecord{Level: int(r.Level), Message: msg})
+	payload, err := json.Marshal(logRecord{Level: int(r.Level), Message: clip(text.String(), maxMessage)})
 	if err != nil {
 		return err
 	}

@@ -67,9 +67,6 @@ func answer(v any) (reply, error) {
 	if err != nil {
 		return reply{}, core.Errorf(core.KindInternal, "", "the answer can't be encoded: %w", err)
 	}
-	if len(raw) > MaxEvent-HeaderSize-8 {
-		return reply{}, core.Errorf(core.KindInternal, "", "the answer of %d bytes is too large", len(raw))
-	}
 	return reply{payload: raw, flags: FlagJSON}, nil
 }
 

@@ -22,6 +22,8 @@ const (
 	HeaderSize = 24
 	// MaxEvent bounds one event, header and padding included: a drain buffer of this size takes any.
 	MaxEvent = 128 << 10
+	// maxPayload is what fits into one event.
+	maxPayload = MaxEvent - HeaderSize - 8
 	// softDrain ends a drain that has taken this much, so that a host's loop is not held for long.
 	softDrain = 16 << 10
 	// idleQueue is how much memory an empty queue keeps.

@@ -156,6 +156,7 @@ int main(void)
 	CHECK(ngs_bridge_new() == NGS_ENOTSTARTED, "before the start");
 	snprintf(request, sizeof request, "{\"abi\":%d}", (NGS_ABI_MAJOR + 1) << 16);
 	CHECK(ngs_runtime_start(request, strlen(request)) == NGS_EABI, "another version");
+	setenv("NGS_TEST_HOOKS", "1", 1); /* the library sees what the environment is now, not what it was at the beginning */
 	CHECK(ngs_runtime_start("", 0) == NGS_OK, "start");
 	CHECK(ngs_runtime_start("", 0) == NGS_OK, "again");
 	uint32_t layout[7];
@@ -219,6 +220,10 @@ int main(void)
 	wait_for(bridge, NGS_EVENT_DONE, id);
 	CHECK(found.status == NGS_KIND_CANCELED, "%s", payload);
 
+	/* A fault of the library is an error. */
+	wait_for(bridge, NGS_EVENT_DONE, submit(bridge, NGS_OP_TEST, "{\"what\":\"nil\"}"));
+	CHECK(found.status == NGS_EPANIC, "%s", payload);
+
 	notify(bridge);
 
 	/* A child has none of the library's threads. */
@@ -233,9 +238,9 @@ int main(void)
 	CHECK(ngs_release(sandbox) == NGS_OK && ngs_release(provider) == NGS_OK && ngs_release(provider) == NGS_OK, "release");
 	CHECK(ngs_bridge_close(bridge) == NGS_OK && ngs_bridge_close(bridge) == NGS_OK, "close");
 	CHECK(ngs_drain(bridge, events, sizeof events) == NGS_EBADHANDLE, "closed");
-	char stats[4096] = "";
+	char stats[16384] = "";
 	CHECK(ngs_stats(stats, sizeof stats - 1) > 0, "stats");
-	CHECK(strstr(stats, "\"bridges\":0,\"operations\":0,\"streams\":0,\"providers\":0,\"sandboxes\":0,\"panics\":0"), "%s", stats);
+	CHECK(strstr(stats, "\"bridges\":0,\"operations\":0,\"streams\":0,\"providers\":0,\"sandboxes\":0,\"panics\":1"), "%s", stats);
 	CHECK(ngs_shutdown(1000) == NGS_OK, "shutdown");
 	CHECK(ngs_bridge_new() == NGS_ECLOSED, "after the end");
 	return 0;

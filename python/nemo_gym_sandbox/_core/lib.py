@@ -1,13 +1,17 @@
-"""Finds the shared library, checks that it fits, loads it once, and guards against its use after a fork."""
+"""Finds the shared library, checks that it fits, loads it once, and guards against its use after a fork.
+
+A program that wants ``faulthandler`` enables it before the library is loaded, which the first provider does: enabled
+later, it takes faults for itself that the library would have turned into errors.
+"""
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import json
 import os
 import sys
 import threading
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +110,7 @@ class Library:
     def provider_new(self, name: str, config: bytes) -> tuple[int, dict[str, Any] | None]:
         """Make a provider: its handle, or a code and the description of the failure."""
         self._sync_environ()  # with the GIL held, so that no other thread changes os.environ meanwhile
-        room = ctypes.create_string_buffer(64 << 10)
+        room = ctypes.create_string_buffer(128 << 10)
         raw = name.encode()
         handle = self._provider_new(raw, len(raw), config, len(config), room, len(room))
         if handle > 0:
@@ -128,8 +132,9 @@ class Library:
 
     def _json(self, function: Callable[..., int]) -> dict[str, Any]:
         self.check()
-        room = ctypes.create_string_buffer(64 << 10)
-        length = function(room, len(room))
+        length, room = 0, ctypes.create_string_buffer(16 << 10)
+        while (length := function(room, len(room))) > len(room):  # it was cut
+            room = ctypes.create_string_buffer(length + 1024)
         if length < 0:
             raise self.failure(length, "the library did not answer")
         return json.loads(room.raw[:length])
@@ -224,6 +229,14 @@ def _load() -> Library:
             library = Library(path)
             setattr(sys, _MARK, str(path))
             os.register_at_fork(after_in_child=library.in_child)
-            atexit.register(library.shutdown)
             _library = library
         return _library
+
+
+def _at_exit() -> None:
+    if _library is not None:
+        _library.shutdown()
+
+
+# Finalizers run latest first, so those of sandboxes, which are made later, still have a library to stop them with.
+weakref.finalize(Library, _at_exit)

@@ -147,7 +147,8 @@ class Bridge:
                 future.set_result(early)
             else:
                 self._waiting[number] = future
-                self.lib.cancel(self._handle, number)
+                if self.lib.cancel(self._handle, number) < 0:
+                    return  # the library has been shut down: no reply will come
                 await _outlast(future, CANCEL_S)
         # Else the reply came in the same turn as the cancellation.
         if undo is None:
