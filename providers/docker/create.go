@@ -80,25 +80,30 @@ func (p *Provider) create(ctx context.Context, spec core.Spec, stage *string) (*
 		return nil, err
 	}
 	*stage = "starting a container of the image " + name
-	inst, err := p.launchSomehow(ctx, pl)
+	watch, stop := context.WithCancel(ctx)
+	defer stop()
+	inst, exit, err := p.launchSomehow(ctx, watch, pl)
 	if err != nil {
 		return nil, err
 	}
 	*stage = "waiting for the sandbox to become ready"
-	if err := p.finish(ctx, inst, spec); err != nil {
+	if err := p.finish(ctx, inst, spec, exit); err != nil {
 		return nil, errors.Join(err, inst.discard(ctx))
 	}
 	return inst, nil
 }
 
 // finish checks a new sandbox and puts the spec's files into it.
-func (p *Provider) finish(ctx context.Context, inst *instance, spec core.Spec) error {
+func (p *Provider) finish(ctx context.Context, inst *instance, spec core.Spec, exit <-chan int64) error {
 	if spec.ReadyTimeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, spec.ReadyTimeout, fmt.Errorf("the sandbox was not ready within %gs (ready_timeout_s)", spec.ReadyTimeout.Seconds()))
 		defer cancel()
 	}
 	if err := probe(ctx, p.cfg.Probe, inst); err != nil {
+		if _, plain := inst.run.(*engineRunner); plain {
+			return inst.endedEarly(ctx, exit, err)
+		}
 		return err
 	}
 	return writeFiles(ctx, inst, spec.Files)
@@ -126,7 +131,7 @@ func isUnsuited(err error) bool {
 }
 
 // launchSomehow goes through the ways until one works.
-func (p *Provider) launchSomehow(ctx context.Context, pl *plan) (*instance, error) {
+func (p *Provider) launchSomehow(ctx, watch context.Context, pl *plan) (*instance, <-chan int64, error) {
 	ways, proven := p.firstWays()
 	var before error
 	for n, w := range ways {
@@ -135,27 +140,27 @@ func (p *Provider) launchSomehow(ctx context.Context, pl *plan) (*instance, erro
 			p.engineSlots()
 		}
 		last := proven || n == len(ways)-1
-		inst, err := p.launch(ctx, pl, w, last)
+		inst, exit, err := p.launch(ctx, watch, pl, w, last)
 		if errors.Is(err, errOOMScore) && ctx.Err() == nil {
 			p.giveUpOOMScore()
-			inst, err = p.launch(ctx, pl, w, last)
+			inst, exit, err = p.launch(ctx, watch, pl, w, last)
 		}
 		if w == wayStream && isUnsuited(err) && ctx.Err() == nil {
 			// The volume may have been emptied, or filled by somebody else at this moment.
 			p.forgetVolume(pl.engine.Arch)
-			inst, err = p.launch(ctx, pl, w, last)
+			inst, exit, err = p.launch(ctx, watch, pl, w, last)
 		}
 		if err == nil {
 			p.settle(w)
-			return inst, nil
+			return inst, exit, nil
 		}
 		if !isUnsuited(err) || ctx.Err() != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		slog.DebugContext(ctx, "another way into the sandbox is tried", "provider", providerName, "way", w.String(), "reason", err.Error())
 		before = err
 	}
-	return nil, before
+	return nil, nil, before
 }
 
 // engineSlots limits commands once they cost an engine exec each.
@@ -167,9 +172,10 @@ func (p *Provider) engineSlots() {
 	}
 }
 
-// launch makes and starts one container, and connects to it. last: there is no
-// other way to try, so it gets all the time there is.
-func (p *Provider) launch(ctx context.Context, pl *plan, w way, last bool) (inst *instance, err error) {
+// launch makes and starts one container, and connects to it. The channel gives
+// the code with which the container ends, for as long as watch goes on. last:
+// there is no other way to try, so it gets all the time there is.
+func (p *Provider) launch(ctx, watch context.Context, pl *plan, w way, last bool) (inst *instance, exit <-chan int64, err error) {
 	inst = &instance{p: p, name: pl.name, ttl: pl.spec.TTL, image: pl.image}
 	defer func() {
 		if err != nil {
@@ -180,22 +186,20 @@ func (p *Provider) launch(ctx context.Context, pl *plan, w way, last bool) (inst
 	if w == wayEngine {
 		spec = pl.engineContainer(&p.cfg)
 	} else if spec, err = p.agentContainer(ctx, pl, w, inst); err != nil {
-		return inst, err
+		return inst, nil, err
 	}
 	if err := p.makeContainer(ctx, pl.name, spec); err != nil {
-		return inst, p.createFailed(ctx, pl, w, err)
+		return inst, nil, p.createFailed(ctx, pl, w, err)
 	}
-	watch, stop := context.WithCancel(ctx)
-	defer stop()
-	exit := p.engine.ContainerExit(watch, pl.name)
+	exit = p.engine.ContainerExit(watch, pl.name)
 	if err := p.engine.ContainerStart(ctx, pl.name); err != nil {
-		return inst, p.startFailed(ctx, pl, w, spec.Host.OomScoreAdj, err)
+		return inst, exit, p.startFailed(ctx, pl, w, spec.Host.OomScoreAdj, err)
 	}
 	inst.created = time.Now()
 	if w == wayEngine {
-		return inst, inst.useEngine(ctx, pl, exit)
+		return inst, exit, inst.useEngine(ctx, pl)
 	}
-	return inst, inst.useAgent(ctx, w, exit, last)
+	return inst, exit, inst.useAgent(ctx, w, exit, last)
 }
 
 // makeContainer asks for a container and waits for the answer even when the
@@ -247,7 +251,7 @@ func (p *Provider) startFailed(ctx context.Context, pl *plan, w way, oomScore in
 		return fmt.Errorf("%w: %w", errOOMScore, wrapped)
 	case w != wayEngine && has(agentBinary) && (has("permission denied") || has("operation not permitted") || has("no such file")):
 		return &unsuited{fmt.Errorf("the agent can't be run in the sandbox: %w", wrapped)}
-	case w == wayEngine && has("no such file or directory"):
+	case w == wayEngine && (has("no such file or directory") || has("executable file not found")):
 		return fmt.Errorf("%w: has the image a %s? see create.keepalive_shell", wrapped, p.cfg.Create.KeepaliveShell)
 	}
 	return wrapped

@@ -200,20 +200,30 @@ func oneLine(s string) string {
 }
 
 // useEngine prepares for commands by engine exec in a container that has just been started.
-func (i *instance) useEngine(ctx context.Context, pl *plan, exit <-chan int64) error {
+func (i *instance) useEngine(ctx context.Context, pl *plan) error {
 	shell := i.p.shellFor(ctx, pl.img.ID, i.name)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
+	i.run = &engineRunner{i: i, args: i.p.args, shell: shell, user: pl.user}
+	return nil
+}
+
+// endedEarly explains a container without an agent that ended before it was ready.
+func (i *instance) endedEarly(ctx context.Context, exit <-chan int64, err error) error {
+	v := i.diagnoseEnd(ctx)
+	if v.status != core.StatusStopped {
+		return err
+	}
 	select {
 	case code, ok := <-exit:
 		if ok {
-			return fmt.Errorf("the container ended at once with code %d: does %s exist in the image %s, and does its main process go on?", code, i.p.cfg.Create.KeepaliveShell, pl.image)
+			v.reason = fmt.Sprintf("the container ended with code %d", code)
 		}
 	default:
 	}
-	i.run = &engineRunner{i: i, args: i.p.args, shell: shell, user: pl.user}
-	return nil
+	return fmt.Errorf("%s before it was ready: has the image %s a %s for the engine's architecture (create.keepalive_shell), or an entry point that goes on? (%w)",
+		v.reason, i.image, i.p.cfg.Create.KeepaliveShell, err)
 }
 
 // shellFor chooses the shell of commands: the configured one, else bash where
