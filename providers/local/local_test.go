@@ -528,3 +528,29 @@ func TestAnOrdinaryUserGetsTheSame(t *testing.T) {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
+
+// A create can be given up at any moment of bubblewrap's own start.
+func TestACancelledCreateLeavesNoProcess(t *testing.T) {
+	state, work := home(t)
+	p := newProvider(t, map[string]any{"isolation": "bwrap", "workspace_root": work})
+	for i := range 80 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*200*time.Microsecond)
+		in, err := p.Create(ctx, core.Spec{})
+		cancel()
+		if err == nil {
+			destroy(t, in)
+		}
+	}
+	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range lines {
+		if raw, err := os.ReadFile(l); err == nil && strings.Contains(string(raw), state) {
+			t.Errorf("left: %s %q", l, raw)
+		}
+	}
+	if left, _ := filepath.Glob(work + "/*"); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}

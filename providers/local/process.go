@@ -100,17 +100,25 @@ func (p *process) hasEnded() bool {
 	}
 }
 
+// killTimeout bounds the wait for processes that were killed.
+const killTimeout = 10 * time.Second
+
 // kill ends the root process, and with it every process of its namespace, and
 // waits until it is gone.
 func (p *process) kill() {
-	// bubblewrap ends when its child does; killed first it would leave the child running.
+	ctx, cancel := context.WithTimeout(context.Background(), killTimeout)
+	defer cancel()
 	if p.agent.PID != 0 && p.agent.PID != p.cmd.Process.Pid {
-		_ = p.agent.signal(syscall.SIGKILL)
+		// bubblewrap ends when its child does; killed first it would leave the child running.
+		_ = p.agent.killAndWait(ctx)
 		select {
 		case <-p.ended:
 			return
 		case <-time.After(time.Second):
 		}
+	} else if id, err := identify(p.cmd.Process.Pid); err == nil && !p.hasEnded() {
+		// A child that bubblewrap has not told of yet waits for a word of it, for ever.
+		_ = id.killTree(ctx)
 	}
 	_ = p.cmd.Process.Kill()
 	<-p.ended

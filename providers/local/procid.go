@@ -150,7 +150,7 @@ func (id procID) killAndWait(ctx context.Context) error {
 }
 
 // killTree ends a process that is no namespace's first and everything below it.
-// Stopped, it can start nothing new and its orphans still come to it, as it is
+// Stopped, it can start nothing new, and its orphans still come to it where it is
 // their subreaper, so none gets away.
 func (id procID) killTree(ctx context.Context) error {
 	h := id.open()
@@ -160,6 +160,10 @@ func (id procID) killTree(ctx context.Context) error {
 	defer h.Close()
 	if err := signalHandle(h, unix.SIGSTOP); err != nil {
 		return fmt.Errorf("stop process %d: %w", id.PID, err)
+	}
+	// The signal may find it in the middle of making a process.
+	for ctx.Err() == nil && !standsStill(id.PID) {
+		time.Sleep(time.Millisecond)
 	}
 	for ctx.Err() == nil {
 		left := descendants(id.PID)
@@ -172,6 +176,12 @@ func (id procID) killTree(ctx context.Context) error {
 		}
 	}
 	return errors.Join(ctx.Err(), id.killAndWait(ctx))
+}
+
+// standsStill tells whether a process is stopped or has ended.
+func standsStill(pid int) bool {
+	st, err := readStat(pid)
+	return err != nil || strings.IndexByte("TtZX", st.state) >= 0
 }
 
 // descendants lists the living processes below one.

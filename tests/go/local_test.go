@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/nemo-gym/nemo_gym_sandbox/core"
@@ -42,7 +43,23 @@ func localConfig(t *testing.T, isolation string, c suite.Config) suite.Config {
 			}
 			found = append(found, names...)
 		}
-		return found
+		return append(found, processesWith(t, state)...)
 	}
 	return c
+}
+
+// processesWith names this machine's processes that have a path on their command line.
+func processesWith(t testing.TB, path string) []string {
+	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for _, l := range lines {
+		// One that has ended meanwhile is not there.
+		if raw, err := os.ReadFile(l); err == nil && strings.Contains(string(raw), path) {
+			found = append(found, "process "+filepath.Base(filepath.Dir(l))+" "+strings.ReplaceAll(string(raw), "\x00", " "))
+		}
+	}
+	return found
 }
