@@ -39,7 +39,8 @@ var testLibraries = []string{
 // rooms is the table of the house. The entry with the longest matching path counts.
 var rooms = []room{
 	{path: "core"},
-	{path: "pty", may: []string{"./core", "github.com/gorilla/websocket"}},
+	{path: "pty", may: []string{"./core", "./pty", "github.com/gorilla/websocket"}},
+	{path: "pty/ptyserver", may: []string{"./pty", "github.com/gorilla/websocket", "golang.org/x/sys"}},
 	{path: "agent", may: []string{
 		"./agent", "./core", "./pty",
 		"github.com/creack/pty", "github.com/gorilla/websocket", "github.com/hashicorp/yamux", "github.com/moby/sys/user",

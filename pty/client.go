@@ -1,0 +1,361 @@
+package pty
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gorilla/websocket"
+
+	"github.com/nemo-gym/nemo_gym_sandbox/core"
+	"github.com/nemo-gym/nemo_gym_sandbox/pty/internal/proto"
+)
+
+// Client makes sessions on one server and connects to them. Its fields are set
+// before its first use; then it is safe for concurrent use.
+type Client struct {
+	// URL is where the server's routes begin, for example "http://sandbox": no slash at the end.
+	URL string
+	// Header goes with every request.
+	Header http.Header
+	// Dial opens connections to the server; nil dials the URL's host.
+	Dial func(ctx context.Context) (net.Conn, error)
+	// Provider and SandboxID name the sandbox in messages.
+	Provider, SandboxID string
+	// Diagnose, when set, is asked when a connection is lost for no stated
+	// reason. Its error tells that the sandbox can't be reached any more.
+	Diagnose func(ctx context.Context) error
+	// RestartsEnded: the server starts a session's process again when somebody
+	// attaches after its end. The client then looks before it comes back.
+	RestartsEnded bool
+
+	times clientTimes
+}
+
+// clientTimes relate to the server's: it takes silence for death after 60 s.
+type clientTimes struct {
+	retry    []time.Duration // between tries to connect
+	refused  []time.Duration // between tries to take over
+	ping     time.Duration
+	silence  time.Duration // without any message the connection is dead: a ping and half the time to the next
+	request  time.Duration // bound of one request
+	diagnose time.Duration
+	settled  time.Duration // a connection that held so long was a good one
+	quiet    time.Duration // a detached command is left alone after that
+}
+
+var standard = clientTimes{
+	retry:    []time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second, 4 * time.Second, 8 * time.Second},
+	refused:  []time.Duration{2 * time.Second, 5 * time.Second, 10 * time.Second},
+	ping:     30 * time.Second,
+	silence:  45 * time.Second,
+	request:  300 * time.Second,
+	diagnose: 8 * time.Second,
+	settled:  10 * time.Second,
+	quiet:    time.Second,
+}
+
+func (c *Client) t() *clientTimes {
+	if c.times.retry == nil {
+		return &standard
+	}
+	return &c.times
+}
+
+// Open makes a session and attaches to it. It returns when the process has been started.
+func (c *Client) Open(ctx context.Context, spec core.PTYSpec) (*Session, error) {
+	if err := spec.Validate(); err != nil {
+		return nil, c.named("pty create", err)
+	}
+	var made proto.Created
+	body := proto.Create{Cwd: spec.Cwd, Command: spec.Command, Env: spec.Env, User: spec.User, Rows: spec.Rows, Cols: spec.Cols}
+	status, err := c.call(ctx, http.MethodPost, "/pty", body, &made, c.t().retry)
+	if err != nil {
+		return nil, c.failed(ctx, "pty create", "PTY create failed", err)
+	}
+	if status != http.StatusCreated && status != http.StatusOK || made.SessionID == "" {
+		return nil, c.errorf("pty create", "PTY create failed: the server's answer (HTTP %d) names no session", status)
+	}
+	s := newSession(c, made.SessionID, true)
+	if err := s.begin(ctx, dialOptions{pipe: spec.NoTerminal}); err != nil {
+		s.abort()
+		return nil, err
+	}
+	sized := made.Rows == spec.Rows && made.Cols == spec.Cols || spec.Rows == defaultRows && spec.Cols == defaultCols
+	if !spec.NoTerminal && !sized {
+		if err := s.Resize(ctx, spec.Rows, spec.Cols); err != nil {
+			s.abort()
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+const (
+	defaultRows = 24
+	defaultCols = 80
+)
+
+// Attach connects to a session that was made earlier, here or elsewhere. takeover
+// evicts its holder, whose session then fails; without it a held session refuses.
+// Output from the byte offset since on is replayed first, as far as it is retained.
+func (c *Client) Attach(ctx context.Context, id string, takeover bool, since int64) (*Session, error) {
+	if since < 0 {
+		return nil, c.named("pty attach", core.Errorf(core.KindInvalid, "", "since is an offset in bytes and can't be negative"))
+	}
+	if id == "" {
+		return nil, c.named("pty attach", core.Errorf(core.KindInvalid, "", "the session's id is empty"))
+	}
+	// A proxy may answer the websocket's handshake in its own words; this one is plain.
+	if _, err := c.info(ctx, id); isStatus(err, http.StatusNotFound, proto.CodeNotFound) {
+		return nil, c.notFound("pty attach", id)
+	}
+	s := newSession(c, id, false)
+	s.received = since
+	if err := s.begin(ctx, dialOptions{takeover: takeover}); err != nil {
+		s.abort()
+		return nil, err
+	}
+	return s, nil
+}
+
+// info asks for a session's state.
+func (c *Client) info(ctx context.Context, id string) (proto.Info, error) {
+	var info proto.Info
+	_, err := c.call(ctx, http.MethodGet, "/pty/"+url.PathEscape(id), nil, &info, nil)
+	return info, err
+}
+
+// statusError is an answer other than success.
+type statusError struct {
+	status int
+	code   string
+	text   string
+}
+
+func (e *statusError) Error() string { return fmt.Sprintf("with HTTP %d: %s", e.status, e.text) }
+
+func isStatus(err error, status int, code string) bool {
+	var se *statusError
+	return errors.As(err, &se) && se.status == status && (code == "" || se.code == code)
+}
+
+// mayHeal tells whether a failed request may succeed when it is repeated.
+func mayHeal(err error) bool {
+	var se *statusError
+	if !errors.As(err, &se) {
+		return true
+	}
+	switch se.status {
+	case http.StatusNotFound, http.StatusBadGateway, http.StatusServiceUnavailable:
+		return se.code == ""
+	}
+	return false
+}
+
+// call makes a request, again after each of the waits as long as that may help.
+func (c *Client) call(ctx context.Context, method, path string, in, out any, waits []time.Duration) (int, error) {
+	for {
+		status, err := c.once(ctx, method, path, in, out)
+		if err == nil || len(waits) == 0 || ctx.Err() != nil || !mayHeal(err) {
+			return status, err
+		}
+		if derr := c.gone(ctx); derr != nil {
+			return status, derr
+		}
+		if !sleep(ctx, waits[0]) {
+			return status, err
+		}
+		waits = waits[1:]
+	}
+}
+
+func (c *Client) once(ctx context.Context, method, path string, in, out any) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.t().request)
+	defer cancel()
+	var body io.Reader
+	if in != nil {
+		p, err := json.Marshal(in)
+		if err != nil {
+			return 0, err
+		}
+		body = bytes.NewReader(p)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, c.URL+path, body)
+	if err != nil {
+		return 0, err
+	}
+	for k, v := range c.Header {
+		req.Header[k] = v
+	}
+	if in != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	// A connection for each request: they are rare, and none is left behind.
+	t := &http.Transport{DisableKeepAlives: true, Proxy: http.ProxyFromEnvironment}
+	if c.Dial != nil {
+		t.Proxy = nil
+		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return c.Dial(ctx) }
+	}
+	defer t.CloseIdleConnections()
+	res, err := t.RoundTrip(req)
+	if err != nil {
+		return 0, err
+	}
+	defer res.Body.Close()
+	p, err := io.ReadAll(io.LimitReader(res.Body, proto.MaxControl))
+	if err != nil {
+		return res.StatusCode, err
+	}
+	if res.StatusCode/100 != 2 {
+		return res.StatusCode, answerError(res.StatusCode, p)
+	}
+	if out != nil {
+		if err := json.Unmarshal(p, out); err != nil {
+			return res.StatusCode, fmt.Errorf("the server's answer makes no sense: %w", err)
+		}
+	}
+	return res.StatusCode, nil
+}
+
+func answerError(status int, body []byte) error {
+	e := &statusError{status: status, text: clip(string(body))}
+	var f proto.Failure
+	// The first JSON value counts: some servers send two.
+	if json.NewDecoder(bytes.NewReader(body)).Decode(&f) == nil && f.Code != "" {
+		e.code, e.text = f.Code, clip(f.Code+": "+f.Message)
+	}
+	return e
+}
+
+// dialOptions is what a websocket's query says.
+type dialOptions struct {
+	first    bool // nobody has been attached to the session here before
+	pipe     bool
+	takeover bool
+	since    int64
+}
+
+func (o dialOptions) query() string {
+	var q []string
+	if o.pipe {
+		q = append(q, "pty=0")
+	}
+	if o.takeover {
+		q = append(q, "takeover=1")
+	}
+	if o.since > 0 {
+		q = append(q, "since="+strconv.FormatInt(o.since, 10))
+	}
+	if q == nil {
+		return ""
+	}
+	return "?" + strings.Join(q, "&")
+}
+
+// dial opens a session's websocket.
+func (c *Client) dial(ctx context.Context, id string, o dialOptions) (*websocket.Conn, error) {
+	d := websocket.Dialer{
+		HandshakeTimeout: c.t().request,
+		ReadBufferSize:   4 << 10,
+		WriteBufferSize:  4 << 10,
+		Proxy:            http.ProxyFromEnvironment,
+	}
+	if c.Dial != nil {
+		d.Proxy = nil
+		d.NetDialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return c.Dial(ctx) }
+	}
+	conn, res, err := d.DialContext(ctx, "ws"+strings.TrimPrefix(c.URL, "http")+"/pty/"+url.PathEscape(id)+"/ws"+o.query(), c.Header.Clone())
+	if err == nil {
+		return conn, nil
+	}
+	if res != nil && errors.Is(err, websocket.ErrBadHandshake) {
+		p, _ := io.ReadAll(io.LimitReader(res.Body, proto.MaxControl))
+		return nil, answerError(res.StatusCode, p)
+	}
+	return nil, err
+}
+
+// gone asks whether the sandbox can't be reached any more.
+func (c *Client) gone(ctx context.Context) error {
+	if c.Diagnose == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.t().diagnose)
+	defer cancel()
+	if err := c.Diagnose(ctx); err != nil {
+		return &goneError{err}
+	}
+	return nil
+}
+
+// goneError is why a sandbox can't be reached any more.
+type goneError struct{ error }
+
+func (e *goneError) Unwrap() error { return e.error }
+
+func (c *Client) notFound(op, id string) error { return c.errorf(op, "PTY session %s not found", id) }
+
+func (c *Client) held(op, id string) error {
+	return c.errorf(op, "PTY session %s already has an attached client; attach with takeover to evict it", id)
+}
+
+func (c *Client) errorf(op, format string, args ...any) error {
+	return c.named(op, core.Errorf(core.KindPTY, op, format, args...))
+}
+
+func (c *Client) named(op string, err error) error {
+	return core.WithSandbox(err, core.KindPTY, op, c.Provider, c.SandboxID)
+}
+
+// failed explains an operation that the context or the server ended.
+func (c *Client) failed(ctx context.Context, op, what string, err error) error {
+	if ctx.Err() != nil {
+		return c.named(op, ctxError(ctx, op))
+	}
+	var g *goneError
+	if errors.As(err, &g) {
+		return c.errorf(op, "%s: %w", what, g.error)
+	}
+	return c.errorf(op, "%s %w", what, err)
+}
+
+// ctxError is the error of an operation whose context has ended.
+func ctxError(ctx context.Context, op string) error {
+	kind := core.KindCanceled
+	if errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
+		kind = core.KindTimeout
+	}
+	return core.Errorf(kind, op, "gave up: %w", context.Cause(ctx))
+}
+
+// sleep waits; false when the context ended first.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// clip makes an untrusted text fit into a message.
+func clip(s string) string {
+	s = strings.Join(strings.Fields(strings.ToValidUTF8(s, "?")), " ")
+	const most = 2 << 10
+	if len(s) > most {
+		return s[:most] + "..."
+	}
+	return s
+}

@@ -1,0 +1,65 @@
+// Package ptytest forks processes for tests of sessions.
+package ptytest
+
+import (
+	"os"
+	"os/exec"
+	"slices"
+	"syscall"
+
+	"github.com/nemo-gym/nemo_gym_sandbox/pty/ptyserver"
+)
+
+// Starter runs commands with this machine's sh, as the test's own user.
+type Starter struct{}
+
+// Start implements ptyserver.Starter.
+func (Starter) Start(spec ptyserver.Spec, files [3]*os.File) (ptyserver.Process, error) {
+	if _, err := os.Stat(spec.Cwd); spec.Cwd != "" && err != nil {
+		return nil, err
+	}
+	args := []string{"-c", spec.Command}
+	if spec.Command == "" {
+		args = []string{"-i"}
+	}
+	cmd := exec.Command("/bin/sh", args...)
+	cmd.Dir = spec.Cwd
+	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(kv string) bool { return kv == "TERM" }), "PS1=$ ", "TERM=dumb")
+	for k, v := range spec.Env {
+		cmd.Env = append(cmd.Env, k+"="+v)
+	}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = files[0], files[1], files[2]
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: spec.Terminal}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	p := &process{cmd: cmd, done: make(chan struct{})}
+	go func() {
+		defer close(p.done)
+		// The state tells everything.
+		_ = cmd.Wait()
+	}()
+	return p, nil
+}
+
+type process struct {
+	cmd  *exec.Cmd
+	done chan struct{}
+}
+
+func (p *process) Done() <-chan struct{} { return p.done }
+
+func (p *process) Code() int {
+	ws, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	if ok && ws.Signaled() {
+		return 128 + int(ws.Signal())
+	}
+	return p.cmd.ProcessState.ExitCode()
+}
+
+func (p *process) Signal(sig syscall.Signal) { _ = syscall.Kill(-p.cmd.Process.Pid, sig) }
+
+func (p *process) End() {
+	p.Signal(syscall.SIGKILL)
+	<-p.done
+}

@@ -1,0 +1,428 @@
+package ptyserver
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/nemo-gym/nemo_gym_sandbox/pty/internal/proto"
+)
+
+const (
+	// maxInput is how much input waits for a process that does not read.
+	maxInput = 256 << 10
+	// maxSpans bounds how often stdout and stderr may alternate in what the holder has not been sent.
+	maxSpans = 4096
+)
+
+// state of a session only moves forward.
+type state int
+
+const (
+	created state = iota
+	starting
+	running
+	ended
+)
+
+// session is one process and its retained output. At most one holder is attached to it.
+type session struct {
+	id   string
+	srv  *Server
+	spec Spec
+
+	mu      sync.Mutex
+	changed *sync.Cond // of anything below
+	state   state
+	failure error // why the process could not be started
+	proc    Process
+	streams *streams
+	code    int
+	rows    int
+	cols    int
+	over    chan struct{} // closed with the state ended
+	gone    bool          // deleted
+
+	ring   ring
+	holder *holder
+	// sent is up to where the holder has been sent output. What follows is not
+	// driven out of the ring as long as there is a holder, or one that lost its
+	// connection has a claim: the process waits instead.
+	sent  int64
+	claim *claim
+	spans []span
+
+	input     []byte
+	inputSize int // with what is being written to the process
+}
+
+// claim is what a holder keeps for a while that lost its connection.
+type claim struct{ ticks int }
+
+// span tells where in the output one stream's turn ends. Only what the holder
+// has not been sent is described, and only without a terminal.
+type span struct {
+	channel byte
+	end     int64
+}
+
+var (
+	errHeld    = errors.New("another client is already connected")
+	errDeleted = errors.New("the session was deleted")
+)
+
+func newSession(srv *Server, id string, spec Spec, rows, cols int) *session {
+	s := &session{id: id, srv: srv, spec: spec, rows: rows, cols: cols, ring: ring{budget: srv.budget}, over: make(chan struct{})}
+	s.changed = sync.NewCond(&s.mu)
+	return s
+}
+
+// attach makes h the holder. In the same moment it is decided what is replayed
+// to it and what follows live, so nothing falls between.
+func (s *session) attach(h *holder, takeover bool, since int64, terminal bool) error {
+	s.mu.Lock()
+	switch {
+	case s.gone:
+		s.mu.Unlock()
+		return errDeleted
+	case s.holder != nil && !takeover:
+		s.mu.Unlock()
+		return errHeld
+	case s.holder != nil:
+		s.holder.evict()
+	}
+	s.holder, s.claim, s.spans = h, nil, nil
+	h.replay, h.replayAt = s.ring.appendFrom(h.replay, since)
+	h.missed = h.replayAt > since
+	s.sent = s.ring.total
+	first := s.state == created
+	if first {
+		s.state = starting
+		s.spec.Terminal = terminal
+	}
+	s.changed.Broadcast()
+	s.mu.Unlock()
+	if first {
+		s.start()
+	}
+	return nil
+}
+
+// held tells whether there is a holder.
+func (s *session) held() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.holder != nil
+}
+
+// release ends the hold of h. When its connection broke, what it has not got is
+// kept for a while, for it to come back.
+func (s *session) release(h *holder, broken bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.holder != h {
+		return
+	}
+	s.holder = nil
+	if broken && s.state == running && !s.gone {
+		s.claim = &claim{ticks: claimTicks}
+		go s.expire(s.claim)
+	}
+	s.changed.Broadcast()
+}
+
+// expire ends a claim in time. It counts ticks rather than looking at the clock,
+// since a sandbox may stand still in between.
+func (s *session) expire(c *claim) {
+	tick := time.NewTicker(s.srv.times.tick)
+	defer tick.Stop()
+	for {
+		select {
+		case <-s.over:
+			return
+		case <-tick.C:
+		}
+		if s.ticked(c) {
+			return
+		}
+	}
+}
+
+// ticked takes a tick off a claim and tells whether it is over.
+func (s *session) ticked(c *claim) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.claim != c {
+		return true
+	}
+	if !s.srv.still.Load() {
+		c.ticks--
+	}
+	if c.ticks > 0 {
+		return false
+	}
+	s.claim = nil
+	s.changed.Broadcast()
+	return true
+}
+
+// start forks the process.
+func (s *session) start() {
+	open := openPipes
+	if s.spec.Terminal {
+		open = func() (*streams, error) { return openTerminal(s.rows, s.cols) }
+	}
+	st, err := open()
+	var proc Process
+	if err == nil {
+		proc, err = s.srv.starter.Start(s.spec, st.child)
+		st.closeChild()
+		if err != nil {
+			st.close()
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.changed.Broadcast()
+	if err != nil {
+		s.state, s.failure, s.code = ended, err, -1
+		close(s.over)
+		return
+	}
+	s.state, s.proc, s.streams = running, proc, st
+	go s.run(proc, st)
+	go s.feed(st.in)
+}
+
+// run follows the process to its end.
+func (s *session) run(proc Process, st *streams) {
+	var wg sync.WaitGroup
+	wg.Go(func() { copyOutput(st.out, proc.Done(), func(p []byte) { s.produce(proto.Stdout, p) }) })
+	if st.err != nil {
+		wg.Go(func() { copyOutput(st.err, proc.Done(), func(p []byte) { s.produce(proto.Stderr, p) }) })
+	}
+	<-proc.Done()
+	wg.Wait()
+	s.mu.Lock()
+	s.state, s.code = ended, proc.Code()
+	close(s.over)
+	s.changed.Broadcast()
+	s.mu.Unlock()
+	st.close()
+}
+
+// produce takes output of the process. It waits as long as a holder has not been
+// sent enough of what came before.
+func (s *session) produce(channel byte, p []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for (s.holder != nil || s.claim != nil) && !s.fits(channel, int64(len(p))) {
+		if s.gone {
+			return // what is printed while the session is being ended may get lost
+		}
+		s.changed.Wait()
+	}
+	s.ring.write(p)
+	if s.holder != nil && !s.spec.Terminal {
+		if n := len(s.spans); n > 0 && s.spans[n-1].channel == channel {
+			s.spans[n-1].end = s.ring.total
+		} else {
+			s.spans = append(s.spans, span{channel, s.ring.total})
+		}
+	}
+	s.changed.Broadcast()
+}
+
+// fits tells whether n bytes can be added and the ring still keeps, beside what
+// the holder has not been sent, as much of what it was sent and may not have got.
+func (s *session) fits(channel byte, n int64) bool {
+	if len(s.spans) >= maxSpans && s.spans[len(s.spans)-1].channel != channel {
+		return false
+	}
+	lag := s.ring.total - s.sent
+	return 2*(lag+n) <= s.ring.reserve(2*(lag+n))
+}
+
+// next copies the output that h is to be sent next into buf, behind the byte
+// that names its channel. It waits for output; done means that there will be none any more.
+func (s *session) next(h *holder, buf []byte) (p []byte, done bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.holder == h && s.sent == s.ring.total && s.state != ended {
+		s.changed.Wait()
+	}
+	if s.holder != h || s.sent == s.ring.total {
+		return nil, true
+	}
+	channel, end := proto.Stdout, s.ring.total
+	if len(s.spans) > 0 {
+		channel, end = s.spans[0].channel, s.spans[0].end
+	}
+	buf[0] = channel
+	n := s.ring.copyAt(s.sent, buf[1:1+min(end-s.sent, int64(len(buf)-1))])
+	return buf[:1+n], false
+}
+
+// hasSent notes that h has been sent n bytes of output.
+func (s *session) hasSent(h *holder, n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.holder != h {
+		return
+	}
+	s.sent += int64(n)
+	for len(s.spans) > 0 && s.spans[0].end <= s.sent {
+		s.spans = s.spans[1:]
+	}
+	s.changed.Broadcast()
+}
+
+// begun waits until the process runs or has failed to.
+func (s *session) begun() (mode string, failure error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.state < running {
+		s.changed.Wait()
+	}
+	return proto.Mode(s.spec.Terminal), s.failure
+}
+
+// exit gives the exit code to the holder; false when h is not the holder any more.
+func (s *session) exit(h *holder) (int, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.code, s.holder == h && s.state == ended
+}
+
+// write queues input of the holder; it waits for room. false: h is not the holder.
+func (s *session) write(h *holder, p []byte) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.holder == h && s.state != ended && s.inputSize >= maxInput {
+		s.changed.Wait()
+	}
+	if s.holder != h {
+		return false
+	}
+	if s.state != ended {
+		s.input = append(s.input, p...)
+		s.inputSize += len(p)
+		s.changed.Broadcast()
+	}
+	return true
+}
+
+// feed gives the queued input to the process.
+func (s *session) feed(in *os.File) {
+	for {
+		s.mu.Lock()
+		for s.state != ended && len(s.input) == 0 {
+			s.changed.Wait()
+		}
+		if s.state == ended {
+			s.input, s.inputSize = nil, 0
+			s.mu.Unlock()
+			return
+		}
+		p := s.input
+		s.input = nil
+		s.mu.Unlock()
+		// A process may close its input and go on: the rest is dropped.
+		_, _ = in.Write(p)
+		s.mu.Lock()
+		s.inputSize -= len(p)
+		s.changed.Broadcast()
+		s.mu.Unlock()
+	}
+}
+
+// resize changes the terminal's size, also before the process starts.
+func (s *session) resize(h *holder, rows, cols int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.holder != h || !proto.ValidSize(rows, cols) {
+		return
+	}
+	s.rows, s.cols = rows, cols
+	if s.state == running {
+		// Fails only for a terminal that is being closed.
+		_ = s.streams.resize(rows, cols)
+	}
+}
+
+// signal sends a signal to the process's group; unknown names are dropped.
+func (s *session) signal(h *holder, name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.holder != h || s.state != running || !slices.Contains(proto.Signals, name) {
+		return
+	}
+	s.proc.Signal(signals[name])
+}
+
+var signals = map[string]syscall.Signal{
+	"SIGHUP": syscall.SIGHUP, "SIGINT": syscall.SIGINT, "SIGKILL": syscall.SIGKILL,
+	"SIGQUIT": syscall.SIGQUIT, "SIGTERM": syscall.SIGTERM,
+}
+
+// info describes the session.
+func (s *session) info() proto.Info {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	info := proto.Info{SessionID: s.id, Running: s.state == running, OutputOffset: s.ring.total}
+	if s.state == ended {
+		code := s.code
+		info.ExitCode = &code
+	}
+	return info
+}
+
+// delete ends the process with all it started and forgets the output.
+func (s *session) delete() {
+	s.mu.Lock()
+	s.gone, s.claim = true, nil
+	for s.state == starting {
+		s.changed.Wait()
+	}
+	proc, alive := s.proc, s.state == running
+	if s.state == created {
+		s.state, s.failure, s.code = ended, errDeleted, -1
+		close(s.over)
+	}
+	s.changed.Broadcast()
+	s.mu.Unlock()
+	if alive {
+		proc.End()
+		<-s.over
+	}
+	s.mu.Lock()
+	h := s.holder
+	s.mu.Unlock()
+	if h != nil {
+		h.finish()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ring.release()
+}
+
+// idle tells whether the session has ended and nobody holds it.
+func (s *session) idle() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.state == ended && s.holder == nil
+}
+
+// shrink forgets the output of a session that has ended and nobody holds.
+func (s *session) shrink() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.state != ended || s.holder != nil || len(s.ring.buf) == 0 {
+		return false
+	}
+	s.ring.release()
+	return true
+}

@@ -1,0 +1,433 @@
+package pty
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/gorilla/websocket"
+
+	"github.com/nemo-gym/nemo_gym_sandbox/core"
+	"github.com/nemo-gym/nemo_gym_sandbox/pty/internal/proto"
+)
+
+// maxFruitless is how many connections in a row may end without a byte before the session is given up.
+const maxFruitless = 3
+
+// begin connects and starts the pump. moving is held, or nobody knows the session yet.
+func (s *Session) begin(ctx context.Context, o dialOptions) error {
+	const op = "pty attach"
+	// Close and Abandon end it too.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stopped := make(chan struct{})
+	s.mu.Lock()
+	s.stop, s.pumping = cancel, stopped
+	o.first = s.mode == ""
+	over := s.over()
+	s.mu.Unlock()
+	var l *link
+	var err error
+	if !over {
+		l, err = s.establish(ctx, op, o)
+	}
+	run, stop := context.WithCancel(context.Background())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err == nil && s.over() {
+		err = s.ended(op)
+	}
+	if err != nil {
+		if l != nil {
+			l.drop()
+		}
+		stop()
+		close(stopped)
+		if errors.Is(err, errExit) {
+			s.detached = false
+			return nil
+		}
+		return err
+	}
+	s.stop, s.link, s.detached = stop, l, false
+	s.changed.fire()
+	go func() {
+		defer close(stopped)
+		defer stop()
+		s.pump(run, l)
+	}()
+	return nil
+}
+
+// abort drops a session that could not be opened, and ends what it may have left on the server.
+func (s *Session) abort() {
+	ctx, cancel := context.WithTimeout(context.Background(), s.c.t().diagnose)
+	defer cancel()
+	// The error of the opening is what the caller has to know.
+	_ = s.Close(ctx)
+}
+
+// pump hands on what the server sends, over one connection after the other,
+// until the session ends or is detached. It alone reads.
+func (s *Session) pump(ctx context.Context, l *link) {
+	for fruitless := 0; ; {
+		s.mu.Lock()
+		before := s.received
+		s.mu.Unlock()
+		err := s.receive(l, false)
+		if errors.Is(err, errExit) {
+			l.leave()
+		}
+		lived := time.Since(l.born)
+		l.drop()
+		l.beat.Wait()
+
+		s.mu.Lock()
+		s.link = nil
+		s.changed.fire()
+		if s.received > before || lived >= l.times.settled {
+			fruitless = 0
+		} else {
+			fruitless++
+		}
+		over := s.over() || s.detached
+		s.mu.Unlock()
+		if over || ctx.Err() != nil {
+			return
+		}
+		err = s.lost(ctx, err, fruitless)
+		if err == nil {
+			l, err = s.establish(ctx, "pty reattach", dialOptions{takeover: true})
+		}
+		if err != nil {
+			s.end(ctx, err)
+			return
+		}
+		if !s.use(ctx, l) {
+			l.drop()
+			l.beat.Wait()
+			return
+		}
+	}
+}
+
+// use makes a connection the one in use, unless the pump has been told to stop.
+func (s *Session) use(ctx context.Context, l *link) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if ctx.Err() != nil || s.over() || s.detached {
+		return false
+	}
+	s.link = l
+	s.changed.fire()
+	return true
+}
+
+// end notes why the session ended. A pump that was told to stop ends nothing.
+func (s *Session) end(ctx context.Context, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if ctx.Err() == nil && !s.over() {
+		s.err = err
+	}
+	s.changed.fire()
+}
+
+// lost decides what the end of a connection means: nil is to come back.
+func (s *Session) lost(ctx context.Context, err error, fruitless int) error {
+	const op = "pty read"
+	var bye *websocket.CloseError
+	errors.As(err, &bye)
+	var bad *protocolError
+	switch {
+	case bye != nil && bye.Code == proto.CloseTakenOver:
+		return s.c.errorf(op, "PTY session %s was taken over by another client", s.id)
+	case errors.As(err, &bad):
+		return s.c.errorf(op, "PTY session %s: %w", s.id, bad.error)
+	case fruitless < maxFruitless:
+		return nil
+	}
+	if derr := s.c.gone(ctx); derr != nil {
+		return s.c.errorf(op, "PTY session %s: %w", s.id, derr)
+	}
+	return s.c.errorf(op, "PTY connection closed unexpectedly (%s), %d times in a row without output", closeText(err), fruitless)
+}
+
+func closeText(err error) string {
+	code := websocket.CloseAbnormalClosure
+	var bye *websocket.CloseError
+	if errors.As(err, &bye) {
+		code = bye.Code
+	}
+	return fmt.Sprintf("close code %d", code)
+}
+
+// establish dials until the server says that the session is attached.
+func (s *Session) establish(ctx context.Context, op string, o dialOptions) (*link, error) {
+	retry, refused := s.c.t().retry, s.c.t().refused
+	for {
+		l, err := s.connect(ctx, o)
+		if err == nil {
+			return l, nil
+		}
+		wait := refused
+		var bad *protocolError
+		switch {
+		case errors.Is(err, errExit):
+			return nil, err
+		case ctx.Err() != nil:
+			return nil, s.c.named(op, ctxError(ctx, op))
+		case isRefused(err):
+			if !o.takeover || len(refused) == 0 {
+				return nil, s.c.held(op, s.id)
+			}
+			refused = refused[1:]
+		case isStatus(err, 404, proto.CodeNotFound):
+			return nil, s.c.notFound(op, s.id)
+		case errors.As(err, &bad):
+			return nil, s.c.errorf(op, "PTY session %s: %w", s.id, bad.error)
+		case len(retry) == 0 || !mayHeal(err):
+			return nil, s.c.failed(ctx, op, "failed to attach to PTY session "+s.id+":", err)
+		default:
+			if derr := s.c.gone(ctx); derr != nil {
+				return nil, s.c.failed(ctx, op, "PTY session "+s.id, derr)
+			}
+			wait, retry = retry, retry[1:]
+		}
+		if !sleep(ctx, wait[0]) {
+			return nil, s.c.named(op, ctxError(ctx, op))
+		}
+	}
+}
+
+func isRefused(err error) bool {
+	var bye *websocket.CloseError
+	return isStatus(err, 409, "") || errors.As(err, &bye) && bye.Code == proto.CloseRefused
+}
+
+// connect makes one try to attach, from the first byte that has not arrived.
+func (s *Session) connect(ctx context.Context, o dialOptions) (*link, error) {
+	s.mu.Lock()
+	o.since = s.received
+	s.mu.Unlock()
+	if s.c.RestartsEnded && !o.first {
+		if err := s.stillRuns(ctx); err != nil {
+			return nil, err
+		}
+	}
+	conn, err := s.c.dial(ctx, s.id, o)
+	if err != nil {
+		return nil, err
+	}
+	l := newLink(conn, s.c.t())
+	stop := context.AfterFunc(ctx, l.drop)
+	err = s.receive(l, true)
+	if !stop() && err == nil {
+		err = context.Cause(ctx)
+	}
+	if err == nil {
+		return l, nil
+	}
+	l.drop()
+	l.beat.Wait()
+	var bad *protocolError
+	if o.first && !isRefused(err) && !errors.As(err, &bad) {
+		// The process may have run: what it did must not be done twice.
+		err = &protocolError{fmt.Errorf("the connection ended before it was established (%s)", closeText(err))}
+	}
+	return nil, err
+}
+
+// stillRuns asks before coming back to a server that would start the process again.
+func (s *Session) stillRuns(ctx context.Context) error {
+	info, err := s.c.info(ctx, s.id)
+	if err != nil || info.Running {
+		return err
+	}
+	s.mu.Lock()
+	missing := info.OutputOffset - s.received
+	s.mu.Unlock()
+	return &protocolError{fmt.Errorf("the process ended while there was no connection: its exit code is unknown, and the last %d bytes of its output are lost", max(missing, 0))}
+}
+
+// protocolError is what ends a session because its server said it, or said something wrong.
+type protocolError struct{ error }
+
+func (e *protocolError) Unwrap() error { return e.error }
+
+var errExit = errors.New("the process has exited")
+
+var pieces = sync.Pool{New: func() any { b := make([]byte, proto.MaxChunk); return &b }}
+
+// receive takes messages until the connection ends or the process exits; greeting: until the session is attached.
+func (s *Session) receive(l *link, greeting bool) error {
+	buf := pieces.Get().(*[]byte)
+	defer pieces.Put(buf)
+	room := int64(-1) // how much may arrive before anybody can read it; -1: they can
+	if greeting {
+		room = proto.RingSize + 2*proto.MaxChunk
+	}
+	for {
+		if err := l.alive(); err != nil {
+			return err
+		}
+		kind, r, err := l.conn.NextReader()
+		if err != nil {
+			return err
+		}
+		if kind == websocket.TextMessage {
+			attached, err := s.control(r)
+			if err != nil || attached && greeting {
+				return err
+			}
+			continue
+		}
+		if err := s.binary(l, r, *buf, &room); err != nil {
+			return err
+		}
+	}
+}
+
+// control takes a text message.
+func (s *Session) control(r io.Reader) (attached bool, err error) {
+	p, err := io.ReadAll(io.LimitReader(r, proto.MaxControl+1))
+	if err != nil {
+		return false, err
+	}
+	if len(p) > proto.MaxControl {
+		return false, &protocolError{fmt.Errorf("malformed frame: a text message of more than %d bytes", proto.MaxControl)}
+	}
+	c, err := proto.DecodeControl(p)
+	if err != nil {
+		return false, &protocolError{err}
+	}
+	switch c.Type {
+	case proto.TypeConnected:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.mode = c.Mode
+		s.changed.fire()
+		return true, nil
+	case proto.TypeExit:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.mode == "" {
+			return false, &protocolError{errors.New("the process exited before the session was attached")}
+		}
+		s.exited, s.code = true, -1
+		if c.ExitCode != nil {
+			s.code = *c.ExitCode
+		}
+		s.changed.fire()
+		return false, errExit
+	case proto.TypeError:
+		if c.Code == proto.CodeHeld {
+			return false, &statusError{status: 409, code: c.Code, text: clip(c.Error)}
+		}
+		return false, &protocolError{fmt.Errorf("the server reports %s: %s", clip(c.Code), clip(c.Error))}
+	}
+	return false, nil // of no use here: a pong
+}
+
+// binary takes output as it arrives, without waiting for the whole message.
+func (s *Session) binary(l *link, r io.Reader, buf []byte, room *int64) error {
+	var head [proto.ReplayHeader]byte
+	if _, err := io.ReadFull(r, head[:1]); err != nil {
+		return ignoreEnd(err)
+	}
+	to, skip := core.Stdout, int64(0)
+	switch head[0] {
+	case proto.Stdout:
+	case proto.Stderr:
+		to = core.Stderr
+	case proto.Replay:
+		if _, err := io.ReadFull(r, head[1:]); err != nil {
+			if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+				return &protocolError{errors.New("malformed frame: a replay without its offset")}
+			}
+			return err
+		}
+		offset, err := proto.ReplayOffset(head[1:])
+		if err != nil {
+			return &protocolError{err}
+		}
+		skip = s.replayed(offset)
+	default:
+		_, err := io.CopyBuffer(io.Discard, r, buf)
+		return err
+	}
+	for {
+		if err := l.alive(); err != nil {
+			return err
+		}
+		n, err := r.Read(buf)
+		p := buf[:n]
+		seen := min(skip, int64(n))
+		skip -= seen
+		if p = p[seen:]; len(p) > 0 {
+			if *room >= 0 {
+				if *room -= int64(len(p)); *room < 0 {
+					return &protocolError{errors.New("malformed frame: more is replayed than a session retains")}
+				}
+			}
+			if perr := s.put(l, to, p, *room >= 0); perr != nil {
+				return perr
+			}
+		}
+		if err != nil {
+			return ignoreEnd(err)
+		}
+	}
+}
+
+func ignoreEnd(err error) error {
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
+}
+
+// replayed notes where a replay begins and gives how much of it has arrived before.
+func (s *Session) replayed(offset int64) (skip int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.replay = offset
+	missing := offset - s.received
+	if missing <= 0 {
+		return -missing
+	}
+	// Whoever attaches sees it by the offset; a reader has to be told in its place.
+	if s.mode != "" {
+		s.out[core.Stdout].addGap(&core.PTYGap{Bytes: missing, At: s.received})
+		s.changed.fire()
+	}
+	s.received = offset
+	return 0
+}
+
+// put hands output to the readers and waits while they have enough, unless there can't be any yet.
+func (s *Session) put(l *link, to core.Stream, p []byte, greeting bool) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for !greeting && s.out[to].size > 0 && s.out[to].size+len(p) > maxBuffered {
+		ch := s.changed.wait()
+		s.mu.Unlock()
+		select {
+		case <-ch:
+		case <-l.done:
+		}
+		s.mu.Lock()
+		select {
+		case <-l.done:
+			return errLinkDown
+		default:
+		}
+	}
+	s.out[to].add(p)
+	s.received += int64(len(p))
+	s.changed.fire()
+	return nil
+}
