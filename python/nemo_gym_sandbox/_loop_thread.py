@@ -41,6 +41,9 @@ class LoopThread:
         refuse_running_loop()
         self._loop = asyncio.new_event_loop()
         self._closed = False
+        self._ended = False  # the loop runs no more
+        self._calls: set[_Call] = set()
+        self._lock = threading.Lock()  # of the two above
         self._farewell: Callable[[], Awaitable[object]] | None = None
         self._thread = threading.Thread(target=self._main, name="nemo-gym-sandbox", daemon=True)
         self._thread.start()
@@ -51,6 +54,11 @@ class LoopThread:
         try:
             self._loop.run_forever()
         finally:
+            with self._lock:
+                self._ended = True
+                left = list(self._calls)
+            for call in left:
+                call.loop_ended()
             tasks = asyncio.all_tasks(self._loop)
             for task in tasks:
                 task.cancel()
@@ -72,13 +80,22 @@ class LoopThread:
         """
         refuse_running_loop()
         if self._closed:
-            raise RuntimeError("the sandbox is stopped or disconnected: its sync loop is closed")
+            raise _closed_error()
         if not self._thread.is_alive():
             raise RuntimeError(
                 "this Sandbox was made in another process and does not work after fork(); "
                 "make one here, or use multiprocessing's 'spawn' or 'forkserver'"
             )
-        return _Call(self._loop, function, args, kwargs).wait()
+        call = _Call(self._loop, function, args, kwargs)
+        with self._lock:
+            if self._ended:
+                raise _closed_error()
+            self._calls.add(call)
+        try:
+            return call.wait()
+        finally:
+            with self._lock:
+                self._calls.discard(call)
 
     def on_abandoned(self, farewell: Callable[[], Awaitable[object]]) -> None:
         """What to await when the owner is gone, or the interpreter exits, without having closed the loop."""
@@ -138,11 +155,10 @@ class _Call:
         self._task: asyncio.Task[Any] | None = None
         self._cancelled = False
         self._done: Future[Any] = Future()
-        loop.call_soon_threadsafe(self._begin)
 
     def _begin(self) -> None:
         if self._cancelled:
-            self._done.set_exception(asyncio.CancelledError())
+            self._settle(asyncio.CancelledError())
             return
         self._task = self._loop.create_task(self._operate())
         self._task.add_done_callback(self._end)
@@ -153,13 +169,19 @@ class _Call:
 
     def _end(self, task: asyncio.Task[Any]) -> None:
         if task.cancelled():
-            self._done.set_exception(asyncio.CancelledError())
-            return
-        error = task.exception()
-        if error is None:
+            self._settle(asyncio.CancelledError())
+        elif (error := task.exception()) is not None:
+            self._settle(error)
+        elif not self._done.done():
             self._done.set_result(task.result())
-        else:
+
+    def _settle(self, error: BaseException) -> None:
+        if not self._done.done():
             self._done.set_exception(error)
+
+    def loop_ended(self) -> None:
+        """Called in the loop's thread when it runs no more: another thread closed it under this operation."""
+        self._settle(_closed_error())
 
     def _cancel(self) -> None:
         self._cancelled = True
@@ -167,7 +189,8 @@ class _Call:
             self._task.cancel()
 
     def wait(self) -> Any:
-        try:
+        try:  # from here on an interrupt cancels what was begun
+            self._loop.call_soon_threadsafe(self._begin)
             return self._done.result(CALL_TIMEOUT_S)
         except BaseException as error:
             if self._done.done():
@@ -183,6 +206,10 @@ class _Call:
             self._loop.call_soon_threadsafe(self._cancel)
             with contextlib.suppress(Exception, asyncio.CancelledError):
                 self._done.result(CLOSE_TIMEOUT_S)
+
+
+def _closed_error() -> RuntimeError:
+    return RuntimeError("the sandbox is stopped or disconnected: its sync loop is closed")
 
 
 def refuse_running_loop() -> None:

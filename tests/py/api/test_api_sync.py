@@ -294,6 +294,33 @@ def test_many_threads_share_one_sandbox():
     sandbox.stop()
 
 
+def test_a_call_that_another_threads_stop_overtakes_does_not_wait_for_ever():
+    inside = threading.Event()
+    errors: list[BaseException] = []
+
+    class Slow(MemoryProvider):
+        async def exec(self, handle, command, **_):
+            inside.set()
+            await asyncio.Event().wait()
+
+    sandbox = Sandbox(Slow(), SPEC).start()
+
+    def call() -> None:
+        try:
+            sandbox.exec("x")
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert inside.wait(5)
+    sandbox.stop()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert "sync loop is closed" in str(errors[0])
+    assert isinstance(errors[0], RuntimeError)
+
+
 SCRIPT_HEAD = """
 import os, sys
 sys.path[:0] = {path!r}
