@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"time"
 
 	"github.com/hashicorp/yamux"
 
@@ -28,7 +29,20 @@ func (m *Mux) Dial(ctx context.Context) (net.Conn, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	return m.sess.OpenStream()
+	st, err := m.sess.OpenStream()
+	if err != nil {
+		return nil, err
+	}
+	return muxConn{st}, nil
+}
+
+// muxConn ends reads that are under way when it is closed, as a socket does. A
+// stream alone waits for the other side to close too, which a paused sandbox does not.
+type muxConn struct{ *yamux.Stream }
+
+func (c muxConn) Close() error {
+	_ = c.SetReadDeadline(time.Now())
+	return c.Stream.Close()
 }
 
 // Done is closed when the stream below has ended.

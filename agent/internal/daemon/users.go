@@ -78,9 +78,13 @@ func (u *users) lookup(who string) (identity, error) {
 		}
 		return id, nil
 	}
-	id.cred = &syscall.Credential{Uid: uint32(eu.Uid), Gid: uint32(eu.Gid)}
+	// The primary group is among the supplementary ones, as container engines have it: a file
+	// that is closed to a group stays closed to a process that changes its primary group.
+	id.cred = &syscall.Credential{Uid: uint32(eu.Uid), Gid: uint32(eu.Gid), Groups: []uint32{uint32(eu.Gid)}}
 	for _, g := range eu.Sgids {
-		id.cred.Groups = append(id.cred.Groups, uint32(g))
+		if g != eu.Gid {
+			id.cred.Groups = append(id.cred.Groups, uint32(g))
+		}
 	}
 	return id, nil
 }
