@@ -163,7 +163,7 @@ func (d *arrival) frame(t wire.Type, p []byte) error {
 		d.err = d.begin()
 		if d.err == nil && d.pipe != nil {
 			// Bounded by what was announced: a sandbox must not fill this host's disk.
-			d.got, d.err = io.Copy(d.tmp, io.LimitReader(d.pipe, d.size))
+			d.got, d.err = pump.DrainPipe(d.tmp, d.pipe, d.size)
 			_ = d.pipe.Close() // ends an agent that has more to send
 		}
 		return d.err

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nemo-gym/nemo_gym_sandbox/agent/internal/pump"
 	"github.com/nemo-gym/nemo_gym_sandbox/agent/internal/wire"
 )
 
@@ -166,8 +167,7 @@ func (s *server) download(o *operation) wire.Res {
 	if len(o.fds) > 0 {
 		dst := os.NewFile(uintptr(o.fds[0]), "download")
 		o.fds = o.fds[1:]
-		_, _ = unix.FcntlInt(dst.Fd(), unix.F_SETPIPE_SZ, 1<<20)
-		n, err = io.Copy(dst, src)
+		n, err = pump.FillPipe(dst, src)
 		_ = dst.Close()
 	} else {
 		n, err = io.Copy(frameWriter{o.st}, src)
