@@ -126,8 +126,9 @@ func list(t *testing.T) map[string]goPackage {
 	return packages
 }
 
+// ours tells whether a package is the project's. What lies in build/ is output, or somebody's experiment.
 func ours(p goPackage) bool {
-	return p.ImportPath == module || strings.HasPrefix(p.ImportPath, module+"/")
+	return within(p.ImportPath, module) && !within(p.path(), "build")
 }
 
 func within(path, folder string) bool {
