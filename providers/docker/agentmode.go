@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/mount"
@@ -155,12 +156,21 @@ func (i *instance) connectAgent(ctx context.Context, w way, claim bool, alive fu
 		SandboxID: i.name,
 		KillGrace: seconds(i.p.cfg.Exec.KillGraceS),
 		Alive:     alive,
-		Diagnose: func(ctx context.Context) agent.Diagnosis {
-			v := i.diagnose(ctx)
-			return agent.Diagnosis{Status: v.status, Reason: v.reason}
-		},
 	}
 	r := &agentRunner{i: i}
+	var connected atomic.Pointer[agent.Client]
+	o.Diagnose = func(ctx context.Context) agent.Diagnosis {
+		ask := i.diagnose
+		if c := connected.Load(); c != nil {
+			select {
+			case <-c.Lost():
+				ask = i.diagnoseEnd
+			default:
+			}
+		}
+		v := ask(ctx)
+		return agent.Diagnosis{Status: v.status, Reason: v.reason}
+	}
 	if w == waySocket {
 		o.Dial, o.PassFDs, o.Seal = i.host.Dial, true, i.host.Seal
 	} else {
@@ -174,6 +184,7 @@ func (i *instance) connectAgent(ctx context.Context, w way, claim bool, alive fu
 		}
 		return err
 	}
+	connected.Store(r.client)
 	i.run = r
 	return nil
 }

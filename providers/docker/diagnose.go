@@ -28,12 +28,9 @@ func (i *instance) diagnose(ctx context.Context) verdict {
 	c, err := i.p.engine.ContainerInspect(ctx, i.name)
 	switch {
 	case err == nil:
-		return stateVerdict(c.State)
+		return i.orTTL(stateVerdict(c.State))
 	case notFound(err):
-		if i.ttl > 0 && time.Since(i.created) >= i.ttl {
-			return verdict{core.StatusStopped, fmt.Sprintf("the sandbox ended: its ttl of %gs ran out", i.ttl.Seconds())}
-		}
-		return verdict{core.StatusStopped, "the container was removed"}
+		return i.orTTL(verdict{core.StatusStopped, "the container was removed"})
 	case errors.Is(err, context.DeadlineExceeded):
 		return verdict{core.StatusUnknown, fmt.Sprintf("the Docker engine does not answer within %gs", inspectTimeout.Seconds())}
 	case unreachable(err):
@@ -41,6 +38,15 @@ func (i *instance) diagnose(ctx context.Context) verdict {
 	default:
 		return verdict{core.StatusUnknown, fmt.Sprintf("the Docker engine can't tell the container's state: %v", err)}
 	}
+}
+
+// orTTL prefers the end that was to be expected.
+func (i *instance) orTTL(v verdict) verdict {
+	const late = 500 * time.Millisecond // between the start in the container and here
+	if v.status == core.StatusStopped && i.ttl > 0 && time.Since(i.created) >= i.ttl-late {
+		v.reason = fmt.Sprintf("the sandbox ended: its ttl of %gs ran out", i.ttl.Seconds())
+	}
+	return v
 }
 
 // diagnoseEnd is diagnose for a container in which nothing can be started any
