@@ -73,10 +73,8 @@ func (s *Session) abort() {
 // pump hands on what the server sends, over one connection after the other,
 // until the session ends or is detached. It alone reads.
 func (s *Session) pump(ctx context.Context, l *link) {
-	for fruitless := 0; ; {
-		s.mu.Lock()
-		before := s.received
-		s.mu.Unlock()
+	fruitless := -1 // the first connection does not count
+	for before := s.arrived(); ; {
 		err := s.receive(l, false)
 		if errors.Is(err, errExit) {
 			l.leave()
@@ -94,11 +92,15 @@ func (s *Session) pump(ctx context.Context, l *link) {
 			fruitless++
 		}
 		over := s.over() || s.detached
+		before = s.received
 		s.mu.Unlock()
 		if over || ctx.Err() != nil {
 			return
 		}
 		err = s.lost(ctx, err, fruitless)
+		if err == nil && fruitless > 0 && len(l.times.retry) > 0 {
+			sleep(ctx, l.times.retry[min(fruitless, len(l.times.retry))-1])
+		}
 		if err == nil {
 			l, err = s.establish(ctx, "pty reattach", dialOptions{takeover: true})
 		}
@@ -126,6 +128,13 @@ func (s *Session) use(ctx context.Context, l *link) bool {
 	return true
 }
 
+// arrived is how far the output has arrived.
+func (s *Session) arrived() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.received
+}
+
 // end notes why the session ended. A pump that was told to stop ends nothing.
 func (s *Session) end(ctx context.Context, err error) {
 	s.mu.Lock()
@@ -144,7 +153,7 @@ func (s *Session) lost(ctx context.Context, err error, fruitless int) error {
 	var bad *protocolError
 	switch {
 	case bye != nil && bye.Code == proto.CloseTakenOver:
-		return s.c.errorf(op, "PTY session %s was taken over by another client", s.id)
+		return s.c.errorf(op, "PTY session %s: %w", s.id, errTakenOver)
 	case errors.As(err, &bad):
 		return s.c.errorf(op, "PTY session %s: %w", s.id, bad.error)
 	case fruitless < maxFruitless:
@@ -234,7 +243,11 @@ func (s *Session) connect(ctx context.Context, o dialOptions) (*link, error) {
 	l.drop()
 	l.beat.Wait()
 	var bad *protocolError
-	if o.first && !isRefused(err) && !errors.As(err, &bad) {
+	var bye *websocket.CloseError
+	switch {
+	case errors.As(err, &bye) && bye.Code == proto.CloseTakenOver:
+		err = &protocolError{errTakenOver}
+	case o.first && !isRefused(err) && !errors.As(err, &bad):
 		// The process may have run: what it did must not be done twice.
 		err = &protocolError{fmt.Errorf("the connection ended before it was established (%s)", closeText(err))}
 	}
@@ -257,6 +270,8 @@ func (s *Session) stillRuns(ctx context.Context) error {
 type protocolError struct{ error }
 
 func (e *protocolError) Unwrap() error { return e.error }
+
+var errTakenOver = errors.New("the session was taken over by another client")
 
 var errExit = errors.New("the process has exited")
 

@@ -304,11 +304,15 @@ func (s *Session) Reattach(ctx context.Context) error {
 		return s.c.named(op, ctxError(ctx, op))
 	}
 	s.mu.Lock()
-	if s.over() {
+	was := s.detached
+	if s.exited && !s.closed && was {
+		// It was just being detached when the exit arrived, with all output before it.
+		s.detached, was = false, false
+		s.changed.fire()
+	} else if s.over() {
 		defer s.mu.Unlock()
 		return s.ended(op)
 	}
-	was := s.detached
 	s.mu.Unlock()
 	if !was {
 		return nil

@@ -1,0 +1,352 @@
+package pty
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/nemo-gym/nemo_gym_sandbox/core"
+)
+
+// records is a command that prints numbered lines of 64 bytes at a rate.
+func records(n int, pause string) string {
+	return fmt.Sprintf(`stty -onlcr 2>/dev/null; awk 'BEGIN { for (i = 0; i < %d; i++) { printf "%%063d\n", i; if (i %% 256 == 255) { fflush(); system("sleep %s") } } }'`, n, pause)
+}
+
+func recordsWant(n int) [sha256.Size]byte {
+	h := sha256.New()
+	for i := range n {
+		fmt.Fprintf(h, "%063d\n", i)
+	}
+	return [sha256.Size]byte(h.Sum(nil))
+}
+
+func TestCutConnectionsLoseAndDoubleNothing(t *testing.T) {
+	r := newRig(t)
+	const n = 40_000
+	s := r.open(core.PTYSpec{Command: records(n, "0")})
+	h := sha256.New()
+	total, next := 0, 100_000
+	for {
+		p, err := s.Read(r.ctx())
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		require.NoError(t, err)
+		h.Write(p)
+		if total += len(p); total > next {
+			next += 100_000
+			r.cut()
+		}
+	}
+	assert.Equal(t, 64*n, total)
+	assert.Equal(t, recordsWant(n), [32]byte(h.Sum(nil)))
+	code, err := s.WaitExit(r.ctx())
+	require.NoError(t, err)
+	assert.Equal(t, 0, code)
+}
+
+func TestPendingReadAndWriteSurviveACut(t *testing.T) {
+	r := newRig(t)
+	s := r.open(core.PTYSpec{Command: "stty -echo; echo ready; read x; echo got-$x"})
+	r.until(s, "ready\r\n")
+	type answer struct {
+		p   []byte
+		err error
+	}
+	got := make(chan answer, 1)
+	go func() { p, err := s.Read(r.ctx()); got <- answer{p, err} }()
+	r.setDeaf(true)
+	r.cut()
+	sent := make(chan error, 1)
+	go func() {
+		// The first try may still meet the old connection, which is an honest error.
+		err := s.Write(r.ctx(), []byte("line\n"))
+		for err != nil && core.KindOf(err) == core.KindPTY && !s.Closed() {
+			err = s.Write(r.ctx(), []byte("line\n"))
+		}
+		sent <- err
+	}()
+	r.setDeaf(false)
+	require.NoError(t, <-sent)
+	a := <-got
+	require.NoError(t, a.err)
+	assert.Equal(t, "got-line\r\n", string(a.p))
+}
+
+// A process that prints as fast as it can must not overtake a client that comes back at once.
+func TestFloodWaitsForAHolderThatLostItsConnection(t *testing.T) {
+	r := newRig(t)
+	s := r.open(core.PTYSpec{Command: "head -c 30000000 /dev/zero | tr '\\0' x; printf END", NoTerminal: true})
+	total, next := 0, 1_000_000
+	for {
+		p, err := s.Read(r.ctx())
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		require.NoError(t, err)
+		if total += len(p); total > next {
+			next += 1_000_000
+			r.cut()
+		}
+	}
+	assert.Equal(t, 30_000_003, total)
+}
+
+func TestSuspendMakesAFloodWait(t *testing.T) {
+	r := newRig(t)
+	s := r.open(core.PTYSpec{Command: "head -c 30000000 /dev/zero | tr '\\0' x; printf END", NoTerminal: true})
+	total, next := 0, 5_000_000 // the last one well before the end
+	for {
+		p, err := s.Read(r.ctx())
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		require.NoError(t, err)
+		if total += len(p); total > next && next < 30_000_000 {
+			next += 5_000_000
+			require.True(t, s.Suspend())
+			require.False(t, s.Suspend())
+			require.NoError(t, s.Reattach(r.ctx()))
+		}
+	}
+	assert.Equal(t, 30_000_003, total)
+}
+
+func TestGapIsReportedWithItsSize(t *testing.T) {
+	r := newRig(t)
+	s := r.open(core.PTYSpec{Command: "printf begin; read x; head -c 3000000 /dev/zero | tr '\\0' x; printf END; read x", NoTerminal: true})
+	r.until(s, "begin")
+	require.NoError(t, s.Write(r.ctx(), []byte("\n")))
+	r.until(s, "xxxx")
+	// While nobody is attached nothing holds the process back.
+	require.NoError(t, s.Detach())
+	seen := s.received
+	require.Eventually(t, func() bool {
+		info, err := r.info(r.ctx(), s.SessionID())
+		require.NoError(t, err)
+		return info.OutputOffset == 5+3_000_000+3
+	}, soon, 5*time.Millisecond)
+	require.NoError(t, s.Reattach(r.ctx()))
+	require.NoError(t, s.Write(r.ctx(), []byte("\n")))
+	total, gaps := int64(0), int64(0)
+	var last []byte
+	for {
+		p, err := s.Read(r.ctx())
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		var gap *core.PTYGap
+		if errors.As(err, &gap) {
+			assert.Equal(t, core.KindPTY, core.KindOf(err))
+			assert.Equal(t, seen, gap.At)
+			gaps += gap.Bytes
+			continue
+		}
+		require.NoError(t, err)
+		total += int64(len(p))
+		last = p
+	}
+	assert.Equal(t, int64(3_000_008-1<<20)-seen, gaps)
+	assert.GreaterOrEqual(t, total, int64(1<<20))
+	assert.True(t, bytes.HasSuffix(last, []byte("END")))
+	offset, _ := s.ReplayOffset()
+	assert.Equal(t, int64(3_000_008-1<<20), offset)
+}
+
+func TestSessionIsGivenUpWhenNobodyAnswers(t *testing.T) {
+	r := newRig(t)
+	s := r.open(core.PTYSpec{})
+	r.setDeaf(true)
+	r.cut()
+	var err error
+	for err == nil {
+		_, err = s.Read(r.ctx())
+	}
+	assert.Equal(t, core.KindPTY, core.KindOf(err))
+	assert.ErrorIs(t, err, errDeaf)
+	r.setDeaf(false)
+}
+
+func TestSandboxThatIsGoneIsSaidAtOnce(t *testing.T) {
+	r := newRig(t)
+	r.Diagnose = func(context.Context) error { return errors.New("the container was removed") }
+	r.times.retry = []time.Duration{time.Hour}
+	s := r.open(core.PTYSpec{})
+	r.setDeaf(true)
+	r.cut()
+	var err error
+	for err == nil {
+		_, err = s.Read(r.ctx())
+	}
+	assert.ErrorContains(t, err, "the container was removed")
+	assert.True(t, s.Closed())
+	r.setDeaf(false)
+}
+
+func TestCloseDuringAReconnectDoesNotWait(t *testing.T) {
+	r := newRig(t)
+	r.times.retry = []time.Duration{time.Hour}
+	s := r.open(core.PTYSpec{})
+	r.setDeaf(true)
+	r.cut()
+	require.Eventually(t, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.link == nil
+	}, soon, time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	assert.Error(t, s.Close(ctx), "the server could not be told")
+	_, err := s.Read(r.ctx())
+	assert.ErrorContains(t, err, "closed")
+	r.setDeaf(false)
+}
+
+func TestReaderThatRestsHoldsTheProcessBack(t *testing.T) {
+	r := newRig(t)
+	s := r.open(core.PTYSpec{Command: "head -c 4000000 /dev/zero | tr '\\0' x; printf END", NoTerminal: true})
+	// What is on the way is bounded: the window, two sockets' buffers and the reader's.
+	offset := func() int64 {
+		info, err := r.info(r.ctx(), s.SessionID())
+		require.NoError(t, err)
+		return info.OutputOffset
+	}
+	last := int64(-1)
+	require.Eventually(t, func() bool {
+		now := offset()
+		defer func() { last = now }()
+		return now > 0 && now == last
+	}, soon, 100*time.Millisecond)
+	assert.Less(t, last, int64(2_000_000))
+	s.mu.Lock()
+	held := s.out[core.Stdout].size
+	s.mu.Unlock()
+	assert.LessOrEqual(t, held, maxBuffered)
+	assert.Len(t, r.rest(s.Read), 4_000_003)
+}
+
+func TestConcurrentTakeoversLeaveOneHolder(t *testing.T) {
+	r := newRig(t)
+	s := r.open(core.PTYSpec{Command: "stty -echo; echo ready; while read x; do echo got-$x; done"})
+	r.until(s, "ready")
+	var mu sync.Mutex
+	var all []*Session
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			a, err := r.Attach(r.ctx(), s.SessionID(), true, 0)
+			if err != nil {
+				assert.ErrorContains(t, err, "taken over")
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, a)
+		})
+	}
+	wg.Wait()
+	defer func() {
+		for _, a := range all {
+			assert.NoError(t, a.Close(r.ctx()))
+		}
+	}()
+	var alive []*Session
+	require.Eventually(t, func() bool {
+		alive = nil
+		for _, a := range all {
+			if !a.Closed() {
+				alive = append(alive, a)
+			}
+		}
+		return len(alive) == 1
+	}, soon, time.Millisecond)
+	require.NoError(t, alive[0].Write(r.ctx(), []byte("me\n")))
+	r.until(alive[0], "got-me")
+}
+
+// cutLink breaks the connection of one session.
+func cutLink(s *Session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.link != nil {
+		_ = s.link.conn.NetConn().Close()
+	}
+}
+
+// storm moves a session about while its output is read, and gives all of it.
+func storm(t *testing.T, r *rig, s *Session, seed uint64, moves int) []byte {
+	rnd := rand.New(rand.NewPCG(seed, 1))
+	var got []byte
+	for made := 0; ; {
+		p, err := s.Read(r.ctx())
+		if errors.Is(err, io.EOF) {
+			assert.GreaterOrEqual(t, made, moves/2, "the output ended before the storm")
+			return got
+		}
+		if !assert.NoError(t, err) {
+			return nil
+		}
+		got = append(got, p...)
+		if made == moves || rnd.IntN(2) > 0 {
+			continue
+		}
+		made++
+		switch rnd.IntN(4) {
+		case 0:
+			if !assert.NoError(t, s.Detach()) {
+				return nil
+			}
+			time.Sleep(time.Duration(rnd.IntN(20)) * time.Millisecond)
+			if !assert.NoError(t, s.Reattach(r.ctx())) {
+				return nil
+			}
+		case 1:
+			old := s
+			s, err = r.Attach(r.ctx(), old.SessionID(), true, int64(len(got)))
+			if !assert.NoError(t, err) {
+				return nil
+			}
+			ended := time.Now()
+			for err == nil {
+				_, err = old.Read(r.ctx())
+			}
+			assert.Equal(t, core.KindPTY, core.KindOf(err))
+			assert.Less(t, time.Since(ended), 5*time.Second)
+		case 2:
+			cutLink(s)
+		case 3:
+			assert.True(t, s.Suspend())
+			if !assert.NoError(t, s.Reattach(r.ctx())) {
+				return nil
+			}
+		}
+	}
+}
+
+func TestReattachStormLosesAndDoublesNothing(t *testing.T) {
+	r := newRig(t)
+	const n = 16 << 10 // a MiB in 64 steps
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	var wg sync.WaitGroup
+	for i := range uint64(4) {
+		s := r.open(core.PTYSpec{Command: records(n, "0.012"), NoTerminal: i%2 == 1})
+		wg.Go(func() {
+			got := storm(t, r, s, seed+i, 25)
+			assert.Equal(t, 64*n, len(got))
+			assert.Equal(t, recordsWant(n), sha256.Sum256(got))
+		})
+	}
+	wg.Wait()
+}
