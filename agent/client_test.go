@@ -385,7 +385,7 @@ func (f sinkFunc) Write(s core.Stream, p []byte) error { return f(s, p) }
 func TestFilesMakeTheRoundTrip(t *testing.T) {
 	each(t, func(t *testing.T, r *rig) {
 		dir := t.TempDir()
-		for _, n := range []int{0, 1, 65536, 3<<20 + 7} {
+		for _, n := range []int{0, 1, 65536, 3<<20 + 7, 16 << 20} {
 			src, back := filepath.Join(dir, "src"), filepath.Join(dir, "new", "back")
 			want := bytes.Repeat([]byte("ab\x00\xff"), n/4+1)[:n]
 			require.NoError(t, os.WriteFile(src, want, 0o640))

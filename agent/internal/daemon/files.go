@@ -167,10 +167,10 @@ func (s *server) download(o *operation) wire.Res {
 	if len(o.fds) > 0 {
 		dst := os.NewFile(uintptr(o.fds[0]), "download")
 		o.fds = o.fds[1:]
-		n, err = pump.FillPipe(dst, src)
+		n, err = pump.FillPipe(dst, src, st.Size())
 		_ = dst.Close()
 	} else {
-		n, err = io.Copy(frameWriter{o.st}, src)
+		n, err = io.Copy(frameWriter{o.st}, io.LimitReader(src, st.Size()))
 	}
 	if err != nil {
 		return fileError("download", f.Path, err)
