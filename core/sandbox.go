@@ -125,10 +125,7 @@ func (s *Sandbox) Exec(ctx context.Context, req ExecRequest, sink Sink) (ExecRes
 		req.User = defaults.User
 	}
 	if req.Timeout == 0 {
-		req.Timeout = DefaultExecTimeout
-		if d, ok := s.provider.(DefaultTimeouter); ok {
-			req.Timeout = d.DefaultExecTimeout()
-		}
+		req.Timeout = s.defaultTimeout()
 	}
 	if sink == nil {
 		sink = Discard
@@ -145,6 +142,14 @@ func (s *Sandbox) Exec(ctx context.Context, req ExecRequest, sink Sink) (ExecRes
 		res.Reason = "the sandbox was stopped while the command ran"
 	}
 	return res, nil
+}
+
+// defaultTimeout bounds a command that gives no timeout of its own.
+func (s *Sandbox) defaultTimeout() time.Duration {
+	if d, ok := s.provider.(DefaultTimeouter); ok {
+		return d.DefaultExecTimeout()
+	}
+	return DefaultExecTimeout
 }
 
 // Upload copies a local file into the sandbox.
