@@ -43,6 +43,13 @@ type Defaults struct {
 	Workdir string
 }
 
+// DefaultsKeeper is an Instance that itself knows the defaults of the sandbox, for
+// what they decide beside commands: whom an uploaded file belongs to, and where a relative path begins.
+type DefaultsKeeper interface {
+	// KeepDefaults replaces them; an empty field is the sandbox's own default again.
+	KeepDefaults(ctx context.Context, d Defaults) error
+}
+
 // Connector is a Provider whose sandboxes another process can take up.
 type Connector interface {
 	// Serialize describes an instance so that Connect can find it, also in another process.

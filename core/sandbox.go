@@ -21,6 +21,7 @@ type Sandbox struct {
 	inst     Instance
 	borrowed bool // connected to: ending it is its creator's business unless asked
 	defaults Defaults
+	kept     Defaults           // those that the instance was told of last
 	starting context.CancelFunc // ends a start that is under way
 	started  chan struct{}      // closed when that start is over
 	stopping *stopCall          // the stop under way
@@ -62,7 +63,7 @@ func Connect(ctx context.Context, p Provider, descriptor map[string]any) (*Sandb
 	if err != nil {
 		return nil, WithSandbox(err, KindSandbox, "connect", p.Name(), "")
 	}
-	return &Sandbox{provider: p, state: stateRunning, inst: inst, borrowed: true, defaults: defaults}, nil
+	return &Sandbox{provider: p, state: stateRunning, inst: inst, borrowed: true, defaults: defaults, kept: defaults}, nil
 }
 
 // Start makes the sandbox and writes its files. When it fails, or ctx ends, or
@@ -96,6 +97,7 @@ func (s *Sandbox) Start(ctx context.Context) error {
 		return WithSandbox(err, KindCreate, "create", s.provider.Name(), "")
 	}
 	s.inst, s.state = inst, stateRunning
+	s.kept = Defaults{Workdir: s.spec.Workdir} // as the provider found them in the spec
 	return nil
 }
 
@@ -154,7 +156,7 @@ func (s *Sandbox) defaultTimeout() time.Duration {
 
 // Upload copies a local file into the sandbox.
 func (s *Sandbox) Upload(ctx context.Context, localPath, remotePath string) error {
-	inst, _, err := s.running("upload")
+	inst, err := s.withDefaults(ctx, "upload")
 	if err != nil {
 		return err
 	}
@@ -163,11 +165,33 @@ func (s *Sandbox) Upload(ctx context.Context, localPath, remotePath string) erro
 
 // Download copies a file of the sandbox to a local path.
 func (s *Sandbox) Download(ctx context.Context, remotePath, localPath string) error {
-	inst, _, err := s.running("download")
+	inst, err := s.withDefaults(ctx, "download")
 	if err != nil {
 		return err
 	}
 	return WithSandbox(inst.Download(ctx, remotePath, localPath), KindSandbox, "download", s.provider.Name(), inst.ID())
+}
+
+// withDefaults gives the instance after it was told of defaults that have changed.
+func (s *Sandbox) withDefaults(ctx context.Context, op string) (Instance, error) {
+	inst, d, err := s.running(op)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	told := s.kept == d
+	s.mu.Unlock()
+	k, ok := inst.(DefaultsKeeper)
+	if told || !ok {
+		return inst, nil
+	}
+	if err := k.KeepDefaults(ctx, d); err != nil {
+		return nil, WithSandbox(err, KindSandbox, op, s.provider.Name(), inst.ID())
+	}
+	s.mu.Lock()
+	s.kept = d
+	s.mu.Unlock()
+	return inst, nil
 }
 
 // Status is StatusUnknown before the start and StatusStopped after the stop; between them the backend is asked.

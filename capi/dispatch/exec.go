@@ -33,6 +33,7 @@ type execRequest struct {
 	Stderr         string            `json:"stderr"`
 	Stdin          bool              `json:"stdin"` // the host will write the command's input
 	KeepBackground bool              `json:"keep_background"`
+	Sidecar        string            `json:"sidecar"` // run there instead of in the sandbox itself
 }
 
 // execReply is the JSON in a result's event. Inline outputs follow it, stdout first.
@@ -110,6 +111,9 @@ func execute(o *operation, req []byte) (reply, error) {
 	}
 	res, err := func() (core.ExecResult, error) {
 		defer release()
+		if r.Sidecar != "" {
+			return s.SidecarExec(o.ctx, r.Sidecar, er, sink)
+		}
 		return s.Exec(o.ctx, er, sink)
 	}()
 	if err != nil {

@@ -230,6 +230,7 @@ type fileRequest struct {
 	Sandbox Handle `json:"sandbox"`
 	Local   string `json:"local"`
 	Remote  string `json:"remote"`
+	Sidecar string `json:"sidecar"` // download from there
 }
 
 func upload(o *operation, req []byte) (reply, error) {
@@ -252,6 +253,9 @@ func download(o *operation, req []byte) (reply, error) {
 	s, err := o.sandbox(r.Sandbox)
 	if err != nil {
 		return reply{}, err
+	}
+	if r.Sidecar != "" {
+		return reply{}, s.SidecarDownload(o.ctx, r.Sidecar, r.Remote, r.Local)
 	}
 	return reply{}, s.Download(o.ctx, r.Remote, r.Local)
 }

@@ -68,9 +68,6 @@ type plan struct {
 // newPlan reads what the spec and the configuration want.
 func newPlan(cfg *config, spec core.Spec, imageName string, img image.InspectResponse, engine engineVersion) (*plan, error) {
 	p := &plan{name: "nemo-gym-" + randomHex(16), image: imageName, spec: spec, img: img, engine: engine, workdir: spec.Workdir}
-	if len(spec.Sidecars) > 0 {
-		return nil, core.Errorf(core.KindNotSupported, "", "provider %s does not support sidecars", providerName)
-	}
 	if c := img.Config; c != nil {
 		p.user = c.User
 		if p.workdir == "" {

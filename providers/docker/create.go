@@ -86,8 +86,13 @@ func (p *Provider) create(ctx context.Context, spec core.Spec, stage *string) (*
 	if err != nil {
 		return nil, err
 	}
-	*stage = "waiting for the sandbox to become ready"
-	if err := p.finish(ctx, inst, spec, exit); err != nil {
+	*stage = "starting the sidecars"
+	err = p.launchSidecars(ctx, inst, spec.Sidecars, engine)
+	if err == nil {
+		*stage = "waiting for the sandbox to become ready"
+		err = p.finish(ctx, inst, spec, exit)
+	}
+	if err != nil {
 		return nil, errors.Join(err, inst.discard(ctx))
 	}
 	return inst, nil

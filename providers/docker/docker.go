@@ -53,6 +53,7 @@ var (
 	_ core.OutputLimiter    = (*Provider)(nil)
 	_ core.Pauser           = (*instance)(nil)
 	_ core.EndpointResolver = (*instance)(nil)
+	_ core.Sidecars         = (*instance)(nil)
 )
 
 // New makes a provider from its configuration block. It contacts no engine:

@@ -7,7 +7,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -75,9 +74,9 @@ func (r *engineRunner) upload(ctx context.Context, localPath, remotePath string)
 	if !st.Mode().IsRegular() {
 		return fail(core.KindInvalid, fmt.Errorf("%s is no regular file", localPath))
 	}
-	owner := firstOf(r.args.user, r.user)
+	owner := firstOf(r.keptDefaults().User, r.args.user, r.user)
 	errText, code, err := r.script(ctx, receiveScript, io.LimitReader(f, st.Size()), io.Discard,
-		path.Clean(remotePath), strconv.FormatUint(uint64(st.Mode().Perm()), 8), owner, randomHex(8), strconv.FormatInt(st.Size(), 10))
+		r.inside(remotePath), strconv.FormatUint(uint64(st.Mode().Perm()), 8), owner, randomHex(8), strconv.FormatInt(st.Size(), 10))
 	switch {
 	case err != nil:
 		return fail(r.fileKind(ctx), err)
@@ -112,7 +111,7 @@ func (r *engineRunner) download(ctx context.Context, remotePath, localPath strin
 		}
 	}()
 	arrival := &fileArrival{file: tmp}
-	errText, code, err := r.script(ctx, sendScript, nil, arrival, path.Clean(remotePath))
+	errText, code, err := r.script(ctx, sendScript, nil, arrival, r.inside(remotePath))
 	switch {
 	case err != nil:
 		return fail(r.fileKind(ctx), err)

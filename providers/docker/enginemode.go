@@ -23,6 +23,9 @@ type engineRunner struct {
 	shell string
 	user  string // the image's, which the engine takes when none is named
 
+	keptMu sync.Mutex
+	kept   core.Defaults // what the sandbox's defaults were changed to
+
 	oomMu    sync.Mutex
 	oomKills int64 // the last known count of the container's cgroup
 }

@@ -23,6 +23,8 @@ type runner interface {
 	download(ctx context.Context, remotePath, localPath string) error
 	// writeFiles writes the spec's files, with mode 0644.
 	writeFiles(ctx context.Context, files []core.File) error
+	// keepDefaults replaces what decides whom uploads belong to and where relative paths begin.
+	keepDefaults(ctx context.Context, d core.Defaults) error
 	// handover lets others take the sandbox up, with these defaults.
 	handover(ctx context.Context, d core.Defaults) error
 	close()
@@ -38,6 +40,8 @@ type instance struct {
 
 	host *agent.HostDir // nil without an agent
 	run  runner         // nil until the way in is open
+
+	sidecars map[string]*instance // by their names in the spec; not changed once the sandbox is ready
 }
 
 // ID implements core.Instance.
@@ -127,11 +131,16 @@ func (i *instance) Status(ctx context.Context) (core.Status, error) {
 
 // Destroy implements core.Instance.
 func (i *instance) Destroy(ctx context.Context) error {
+	return i.together(func(one *instance) error { return one.destroy(ctx) })
+}
+
+// destroy ends one container.
+func (i *instance) destroy(ctx context.Context) error {
 	err := i.remove(ctx)
 	if err != nil {
 		return err
 	}
-	i.Detach()
+	i.detach()
 	if i.host != nil {
 		return i.host.Remove()
 	}
@@ -164,6 +173,14 @@ func (i *instance) remove(ctx context.Context) error {
 
 // Detach implements core.Instance.
 func (i *instance) Detach() {
+	_ = i.together(func(one *instance) error {
+		one.detach()
+		return nil
+	})
+}
+
+// detach lets go of one container.
+func (i *instance) detach() {
 	if i.run != nil {
 		i.run.close()
 	}
@@ -171,14 +188,18 @@ func (i *instance) Detach() {
 
 // Pause implements core.Pauser.
 func (i *instance) Pause(ctx context.Context) error {
-	err := i.p.engine.ContainerPause(ctx, i.name)
-	return i.pauseError(ctx, "pause", core.StatusPaused, err)
+	return i.together(func(one *instance) error {
+		err := one.p.engine.ContainerPause(ctx, one.name)
+		return one.pauseError(ctx, "pause", core.StatusPaused, err)
+	})
 }
 
 // Resume implements core.Pauser.
 func (i *instance) Resume(ctx context.Context) error {
-	err := i.p.engine.ContainerUnpause(ctx, i.name)
-	return i.pauseError(ctx, "resume", core.StatusRunning, err)
+	return i.together(func(one *instance) error {
+		err := one.p.engine.ContainerUnpause(ctx, one.name)
+		return one.pauseError(ctx, "resume", core.StatusRunning, err)
+	})
 }
 
 // pauseError forgives an engine that refuses because the container is as wanted already.

@@ -24,7 +24,13 @@ func (p *Provider) Serialize(ctx context.Context, in core.Instance, _ string, de
 	if !ok {
 		return nil, core.Errorf(core.KindInvalid, "serialize", "the sandbox is not one of provider %s", providerName)
 	}
-	if err := i.run.handover(ctx, defaults); err != nil {
+	err := i.together(func(one *instance) error {
+		if one == i {
+			return i.run.handover(ctx, defaults)
+		}
+		return one.run.handover(ctx, core.Defaults{})
+	})
+	if err != nil {
 		return nil, err
 	}
 	return map[string]any{descriptorID: i.name}, nil
@@ -62,6 +68,10 @@ func (p *Provider) Connect(ctx context.Context, descriptor map[string]any) (core
 	}
 	i, defaults, err := p.takeUp(ctx, name, c)
 	if err != nil {
+		return fail(fmt.Errorf("cannot connect to sandbox %s: %w", name, err))
+	}
+	if err := p.takeUpSidecars(ctx, i, descriptor[descriptorSidecars]); err != nil {
+		i.Detach()
 		return fail(fmt.Errorf("cannot connect to sandbox %s: %w", name, err))
 	}
 	return i, defaults, nil

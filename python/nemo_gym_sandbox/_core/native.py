@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from .._streams import TextFeed
 from ..providers.base import (
     OutputCallback,
     SandboxCreateError,
@@ -22,9 +24,10 @@ from .lib import Library, library
 from .loop import Bridge, running_bridge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
     from pathlib import Path
 
+    from .._streams import TextCallback
     from .codec import Reply
 
 __all__ = ["NativeProvider", "NativeSandbox"]
@@ -226,6 +229,34 @@ class NativeProvider:
             request["stdin"] = True
         return await self._run_streaming(bridge, codec.encode(request), on_stdout, on_stderr, stdin)
 
+    async def _sidecar_exec(
+        self,
+        handle: SandboxHandle,
+        sidecar: str,
+        argv: list[str],
+        timeout_s: int | float | None,
+        on_stdout: TextCallback | None,
+    ) -> SandboxExecResult:
+        """Run argv in a sidecar. What ``on_stdout`` received is in the result as well."""
+        request: dict[str, Any] = {"sandbox": self._raw(handle).number, "sidecar": sidecar, "argv": argv}
+        if timeout_s is not None:
+            request["timeout_s"] = codec.encode_timeout(timeout_s)
+        bridge = running_bridge()
+        if on_stdout is None:
+            reply = await self._call(codec.EXEC, codec.encode(request), bridge=bridge, undo=_drop_outputs(bridge))
+            return await _result(bridge, reply)
+        heard: list[str] = []
+        follow = on_stdout
+
+        def hear(text: str) -> Awaitable[object] | object:
+            heard.append(text)
+            return follow(text)
+
+        feed = TextFeed(hear)
+        result = await self._run_streaming(bridge, codec.encode({**request, "stdout": "stream"}), feed, None, None)
+        await feed.finish()
+        return replace(result, stdout="".join(heard))
+
     async def _run_streaming(
         self,
         bridge: Bridge,
@@ -278,6 +309,12 @@ class NativeProvider:
         Raises FileNotFoundError when there is no such local file.
         """
         await self._on(handle, codec.UPLOAD, local=_absolute(source_path), remote=target_path)
+
+    async def _download_sidecar_file(
+        self, handle: SandboxHandle, sidecar: str, source_path: str, target_path: Path
+    ) -> None:
+        """Copy a file of a sidecar to the local file system."""
+        await self._on(handle, codec.DOWNLOAD, sidecar=sidecar, remote=source_path, local=_absolute(target_path))
 
     async def download_file(self, handle: SandboxHandle, source_path: str, target_path: Path) -> None:
         """Copy a file of the sandbox to the local file system, making the target's parents.

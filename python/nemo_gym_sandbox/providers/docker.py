@@ -11,7 +11,8 @@ from nemo_gym_sandbox.providers import _options as check
 from nemo_gym_sandbox.providers.base import SandboxCreateError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from pathlib import Path
 
     from nemo_gym_sandbox.providers.base import SandboxEndpoint, SandboxExecResult, SandboxHandle
 
@@ -216,6 +217,24 @@ class DockerProvider(NativeProvider):
     async def resume(self, handle: SandboxHandle) -> None:
         """Let a frozen container go on."""
         await self._resume(handle)
+
+    async def sidecar_exec(
+        self,
+        handle: SandboxHandle,
+        sidecar: str,
+        argv: list[str],
+        *,
+        timeout_s: int | float | None,
+        on_stdout: Callable[[str], Awaitable[None] | None] | None = None,
+    ) -> SandboxExecResult:
+        """Run argv in the container of a sidecar, without a shell, and wait for its exit."""
+        return await self._sidecar_exec(handle, sidecar, argv, timeout_s, on_stdout)
+
+    async def download_sidecar_file(
+        self, handle: SandboxHandle, sidecar: str, source_path: str, target_path: Path
+    ) -> None:
+        """Copy one file of a sidecar to the local file system."""
+        await self._download_sidecar_file(handle, sidecar, source_path, target_path)
 
     async def exec_with_background_services(
         self,
