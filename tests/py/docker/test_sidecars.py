@@ -8,13 +8,16 @@ import os
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from nemo_gym_sandbox import AsyncSandbox, SandboxSidecarSpec, SandboxSpec, create_provider
 from nemo_gym_sandbox.providers.docker import DockerCreateError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 IMAGE = "lab/busybox:1"
 SERVICE = "lab/sandbox-test-service:1"
@@ -121,7 +124,7 @@ async def test_a_sidecar_that_cannot_start_leaves_nothing() -> None:
         {"docker": {}},
         SandboxSpec(image=IMAGE, sidecars=[{"name": "gone", "image": "127.0.0.1:9/lab/none:1"}]),
     )
-    with pytest.raises(DockerCreateError, match='sidecar "gone".*127.0.0.1:9/lab/none:1'):
+    with pytest.raises(DockerCreateError, match=r'sidecar "gone".*127\.0\.0\.1:9/lab/none:1'):
         await sandbox.start()
     await sandbox.stop()
     assert containers(ours) == before
