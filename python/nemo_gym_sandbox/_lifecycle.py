@@ -57,10 +57,10 @@ class Lifecycle:
         self._on_created = on_created  # awaited before anything is uploaded
         self._has_defaults = has_defaults
         self.provider = provider
-        self.provider_name = str(getattr(provider, "name", type(provider).__name__))
+        self.provider_name: str = str(getattr(provider, "name", type(provider).__name__))
         self.owns_provider = owns_provider
-        self.state = State.NEW
-        self.connected = False
+        self.state: State = State.NEW
+        self.connected: bool = False
         self._handle: SandboxHandle | None = None
         self._provider_closed = False
         self._counted_by: Recorder | None = None

@@ -280,7 +280,7 @@ class SyncSandboxSidecar:
     def __init__(self, thread: LoopThread, sidecar: SandboxSidecar) -> None:
         self._thread = thread
         self._sidecar = sidecar
-        self.name = sidecar.name
+        self.name: str = sidecar.name
 
     def exec(
         self, *argv: str, timeout_s: int | float | None = 180, on_stdout: Callable[[str], Any] | None = None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 try:
     from pydantic import BaseModel, ConfigDict, JsonValue
-except ImportError as error:
-    raise ImportError("nemo_gym_sandbox.access needs pydantic: pip install 'nemo-gym-sandbox[access]'") from error
+except ImportError as _error:
+    raise ImportError("nemo_gym_sandbox.access needs pydantic: pip install 'nemo-gym-sandbox[access]'") from _error
 
 __all__ = ["DirectSandboxConnection", "SandboxAccess"]
 
@@ -18,7 +18,7 @@ class DirectSandboxConnection(BaseModel):
     ``descriptor`` is what ``AsyncSandbox.serialize()`` gave.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     kind: Literal["direct"] = "direct"
     provider_config_ref: str
@@ -28,7 +28,7 @@ class DirectSandboxConnection(BaseModel):
 class SandboxAccess(BaseModel):
     """A sandbox and the directory to work in."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     connection: DirectSandboxConnection
     workdir: str
