@@ -100,6 +100,10 @@ func (h *holder) send() error {
 	if !mine {
 		return nil
 	}
+	if h.s.srv.halted.Load() {
+		h.drop()
+		return nil
+	}
 	if err := h.message(websocket.TextMessage, proto.Control{Type: proto.TypeExit, ExitCode: &code}.Encode()); err != nil {
 		return err
 	}

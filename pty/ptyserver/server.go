@@ -85,6 +85,7 @@ type Server struct {
 	budget  *Budget
 	times   times
 	still   atomic.Bool // the sandbox stands still: claims do not expire
+	halted  atomic.Bool // the sandbox ends: what happens to processes now is not their own doing
 	http    *http.Server
 	conns   chan net.Conn
 	closed  chan struct{}
@@ -133,6 +134,18 @@ func (s *Server) ServeConn(c net.Conn) {
 // Still tells that the sandbox stands still, or moves again: nobody loses
 // claims by that.
 func (s *Server) Still(still bool) { s.still.Store(still) }
+
+// Halt drops all clients, because the sandbox ends: they must not take for a
+// process's own end what is done to it from now on.
+func (s *Server) Halt() {
+	s.halted.Store(true)
+	s.mu.Lock()
+	all := s.order
+	s.mu.Unlock()
+	for _, one := range all {
+		one.dropHolder()
+	}
+}
 
 // Close ends all sessions and connections.
 func (s *Server) Close() {
@@ -283,6 +296,10 @@ var upgrader = websocket.Upgrader{
 func (s *Server) attach(w http.ResponseWriter, r *http.Request) {
 	one := s.find(w, r)
 	if one == nil {
+		return
+	}
+	if s.halted.Load() {
+		http.Error(w, "the sandbox ends", http.StatusServiceUnavailable)
 		return
 	}
 	q := r.URL.Query()

@@ -409,6 +409,16 @@ func (s *session) delete() {
 	s.ring.release()
 }
 
+// dropHolder breaks the holder's connection.
+func (s *session) dropHolder() {
+	s.mu.Lock()
+	h := s.holder
+	s.mu.Unlock()
+	if h != nil {
+		h.drop()
+	}
+}
+
 // idle tells whether the session has ended and nobody holds it.
 func (s *session) idle() bool {
 	s.mu.Lock()

@@ -196,6 +196,7 @@ func (s *server) freeze(stop bool) wire.Res {
 	if stop {
 		sig = unix.SIGSTOP
 	}
+	s.terms.still(stop)
 	for range 100 {
 		n := 0
 		for _, p := range s.inhabitants() {

@@ -39,6 +39,8 @@ type server struct {
 	token    []byte
 	defaults wire.Defaults
 	main     sync.Once // the entrypoint is started once
+
+	terms terminals
 }
 
 // Run serves until the sandbox's end and gives the agent's exit code.
@@ -107,6 +109,7 @@ func Run(cfg wire.ServeConfig) (int, error) {
 			s.life.end("it was asked to end by a signal", 0)
 		case e := <-s.life.over:
 			s.life.sayFarewell(e.reason)
+			s.terms.halt()
 			if cfg.Subreaper {
 				s.killAll()
 			}
@@ -208,6 +211,11 @@ func (s *server) serve(c net.Conn, known func()) {
 				closeFDs(fds)
 				return
 			}
+			if req.Op == wire.OpHTTP {
+				closeFDs(fds)
+				s.terminals().ServeConn(c)
+				return
+			}
 			ctx, cancel := context.WithCancelCause(context.Background())
 			cur = &operation{st: st, req: req, fds: fds, ctx: ctx, cancel: cancel, done: make(chan struct{}), stdin: newStdin()}
 			go s.run(cur)
@@ -281,11 +289,7 @@ func (s *server) do(o *operation) wire.Res {
 	case wire.OpWrite:
 		return s.write(o)
 	case wire.OpDefaults:
-		if o.req.Defaults != nil {
-			s.mu.Lock()
-			s.defaults = *o.req.Defaults
-			s.mu.Unlock()
-		}
+		s.setDefaults(o.req.Defaults)
 		return wire.Res{}
 	case wire.OpHandover:
 		s.life.handover()
@@ -300,6 +304,22 @@ func (s *server) do(o *operation) wire.Res {
 		return wire.Res{}
 	default:
 		return wire.Res{Kind: wire.KindInvalid, Error: fmt.Sprintf("unknown operation %q", o.req.Op)}
+	}
+}
+
+// setDefaults changes what commands get that do not say otherwise; what is empty goes back to what the agent was started with.
+func (s *server) setDefaults(d *wire.Defaults) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.defaults = wire.Defaults{User: s.cfg.User, Workdir: s.cfg.Workdir}
+	if d == nil {
+		return
+	}
+	if d.User != "" {
+		s.defaults.User = d.User
+	}
+	if d.Workdir != "" {
+		s.defaults.Workdir = d.Workdir
 	}
 }
 

@@ -23,6 +23,9 @@ type tree struct {
 	leader int    // pid and session of the command
 	tag    []byte // "NGS_EXEC_ID=..." in its environment
 	alone  bool   // only the leader counts: what it started is to be left alone
+	hangup bool   // the leader may be an interactive shell, which ignores TERM but not the loss of its terminal
+
+	seen map[int]uint64 // by pid, when it began: what belonged to the tree while all its parents lived
 }
 
 // process is one line of the process table.
@@ -37,6 +40,13 @@ type process struct {
 func (t *tree) end(grace time.Duration) bool {
 	deadline := time.Now().Add(grace + killTimeout)
 	members := t.members(nil)
+	t.seen = map[int]uint64{}
+	for _, p := range members {
+		t.seen[p.pid] = p.start
+	}
+	if t.hangup {
+		signalAll(members, unix.SIGHUP)
+	}
 	signalAll(members, unix.SIGTERM)
 	signalAll(members, unix.SIGCONT) // a stopped process could not act on the TERM
 	for step := time.Millisecond; len(members) > 0 && grace > 0; step = min(2*step, 20*time.Millisecond) {
@@ -86,7 +96,7 @@ func (t *tree) members(known map[int]uint64) []process {
 	in := map[int]bool{}
 	for _, p := range table {
 		switch {
-		case p.pid == t.leader || known[p.pid] == p.start && p.start != 0:
+		case p.pid == t.leader || p.start != 0 && (known[p.pid] == p.start || t.seen[p.pid] == p.start):
 			in[p.pid] = true
 		case t.alone:
 		case p.sid == t.leader, t.tagged(p.pid):

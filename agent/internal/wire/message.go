@@ -12,6 +12,7 @@ const (
 	OpFreeze   = "freeze"   // stop all processes but the agent
 	OpThaw     = "thaw"
 	OpShutdown = "shutdown"
+	OpHTTP     = "http" // from here on the stream carries HTTP: the service of terminal sessions
 )
 
 // Req begins an operation.
