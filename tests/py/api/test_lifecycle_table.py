@@ -19,12 +19,12 @@ TABLE = json.loads((Path(__file__).parents[2] / "tables" / "lifecycle.json").rea
 CASES = {case["name"]: case for case in TABLE["cases"]}
 
 REFUSALS = {
-    "has not been started": "not_started",
-    "already started": "conflict",
     "has been stopped": "closed",
     "sync loop is closed": "closed",  # how the blocking face, which has no loop left then, says it
+    "has not been started": "not_started",  # last: a stopped one says this too
+    "already started": "conflict",
 }
-"""How the API says what the table names; all are RuntimeErrors."""
+"""How the API says what the table names; all are RuntimeErrors. The first that fits counts."""
 
 
 class ProviderFailure(Exception):
