@@ -3,6 +3,7 @@ package docker
 import (
 	"crypto/rand"
 	"encoding/hex"
+	"maps"
 	"os"
 	"strconv"
 	"strings"
@@ -82,4 +83,14 @@ func randomHex(n int) string {
 	b := make([]byte, n)
 	_, _ = rand.Read(b) // it never fails
 	return hex.EncodeToString(b)
+}
+
+// mergeLabels gives a new map; the later one wins.
+func mergeLabels(a, b map[string]string) map[string]string {
+	out := maps.Clone(a)
+	if out == nil {
+		out = map[string]string{}
+	}
+	maps.Copy(out, b)
+	return out
 }
