@@ -25,6 +25,8 @@ type Sandbox struct {
 	starting context.CancelFunc // ends a start that is under way
 	started  chan struct{}      // closed when that start is over
 	stopping *stopCall          // the stop under way
+
+	terminals terminals // has a lock of its own
 }
 
 // state only moves forward, but for a failed stop, which returns to running.
@@ -212,13 +214,27 @@ func (s *Sandbox) Status(ctx context.Context) (Status, error) {
 }
 
 // Pause stops every process of the sandbox in place, Resume continues them.
+// Open terminal sessions are detached meanwhile.
 func (s *Sandbox) Pause(ctx context.Context) error {
-	return s.onPauser(ctx, "pause", Pauser.Pause)
+	return s.onPauser(ctx, "pause", func(p Pauser, ctx context.Context) error {
+		s.terminals.suspend()
+		err := p.Pause(ctx)
+		if err != nil {
+			s.terminals.reattach(ctx)
+		}
+		return err
+	})
 }
 
-// Resume continues a paused sandbox.
+// Resume continues a paused sandbox and attaches again the sessions that Pause detached.
 func (s *Sandbox) Resume(ctx context.Context) error {
-	return s.onPauser(ctx, "resume", Pauser.Resume)
+	return s.onPauser(ctx, "resume", func(p Pauser, ctx context.Context) error {
+		err := p.Resume(ctx)
+		if err == nil {
+			s.terminals.reattach(ctx)
+		}
+		return err
+	})
 }
 
 func (s *Sandbox) onPauser(ctx context.Context, op string, do func(Pauser, context.Context) error) error {
@@ -288,6 +304,7 @@ func (s *Sandbox) Disconnect() error {
 	case !s.borrowed:
 		return Errorf(KindConflict, "disconnect", "disconnect is valid only for a sandbox that was connected to; stop this one")
 	case s.state == stateRunning:
+		s.terminals.abandon(errors.New("the sandbox was disconnected"))
 		s.inst.Detach()
 		s.state = stateDetached
 	}
@@ -340,6 +357,9 @@ func (s *Sandbox) destroy(ctx context.Context, call *stopCall) {
 	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
 	defer cancel()
 	err := guard(func() error { return s.inst.Destroy(ctx) })
+	if err == nil {
+		s.terminals.abandon(errStopped)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer close(call.done)
