@@ -194,6 +194,8 @@ func (i *instance) connectAgent(ctx context.Context, w way, claim bool, alive fu
 type relay struct {
 	engine engine
 	name   string
+	life   context.Context // ends with close
+	end    context.CancelFunc
 	turn   chan struct{} // holds one entry while somebody uses what is below
 
 	mux    *agent.Mux
@@ -202,11 +204,16 @@ type relay struct {
 }
 
 func newRelay(e engine, name string) *relay {
-	return &relay{engine: e, name: name, turn: make(chan struct{}, 1)}
+	r := &relay{engine: e, name: name, turn: make(chan struct{}, 1)}
+	r.life, r.end = context.WithCancel(context.Background())
+	return r
 }
 
 // dial opens a stream to the agent.
 func (r *relay) dial(ctx context.Context) (net.Conn, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(r.life, func() { cancel(net.ErrClosed) })()
 	select {
 	case r.turn <- struct{}{}:
 		defer func() { <-r.turn }()
@@ -269,8 +276,9 @@ func (r *relay) drop() {
 	}
 }
 
-// close ends the relay; dials under way end with their contexts.
+// close ends the relay and the dials under way.
 func (r *relay) close() {
+	r.end()
 	r.turn <- struct{}{}
 	defer func() { <-r.turn }()
 	r.closed = true

@@ -56,12 +56,12 @@ func (p *Provider) ensureImage(ctx context.Context, name string) (image.InspectR
 	if policy != pullAlways {
 		img, err := p.engine.ImageInspect(ctx, name)
 		switch {
-		case err == nil:
+		case err == nil && p.rightPlatform(img):
 			return img, nil
-		case !notFound(err):
+		case err != nil && !notFound(err):
 			return img, fmt.Errorf("look at image %s: %w", name, p.explained(ctx, err))
 		case policy == pullNever:
-			return img, core.Errorf(core.KindNotFound, "", "image %s is not on the engine, and create.pull_policy is %q: pull or load it first", name, pullNever)
+			return img, core.Errorf(core.KindNotFound, "", "image %s is not on the engine (for the platform that is wanted), and create.pull_policy is %q: pull or load it first", name, pullNever)
 		}
 	}
 	if _, err := p.pulls.do(ctx, name, func(ctx context.Context) (struct{}, error) {
@@ -74,6 +74,15 @@ func (p *Provider) ensureImage(ctx context.Context, name string) (image.InspectR
 		return img, fmt.Errorf("look at image %s after pulling it: %w", name, p.explained(ctx, err))
 	}
 	return img, nil
+}
+
+// rightPlatform tells whether an image that is there is for the configured platform.
+func (p *Provider) rightPlatform(img image.InspectResponse) bool {
+	if p.cfg.Create.Platform == "" || img.Architecture == "" {
+		return true
+	}
+	want, err := parsePlatform(p.cfg.Create.Platform)
+	return err == nil && img.Os == want.OS && img.Architecture == want.Architecture && (want.Variant == "" || img.Variant == want.Variant)
 }
 
 // pull fetches an image. It ends with ctx also while a registry keeps silent.
