@@ -82,37 +82,45 @@ func (s *Session) Closed() bool {
 func (s *Session) over() bool { return s.closed || s.exited || s.err != nil }
 
 // Read implements core.PTYSession.
-func (s *Session) Read(ctx context.Context) ([]byte, error) { return s.read(ctx, core.Stdout) }
+func (s *Session) Read(ctx context.Context) ([]byte, error) {
+	_, p, err := s.take(ctx, "pty read", core.Stdout)
+	return p, err
+}
 
 // ReadStderr implements core.PTYSession.
-func (s *Session) ReadStderr(ctx context.Context) ([]byte, error) { return s.read(ctx, core.Stderr) }
+func (s *Session) ReadStderr(ctx context.Context) ([]byte, error) {
+	_, p, err := s.take(ctx, "pty read", core.Stderr)
+	return p, err
+}
 
-func (s *Session) read(ctx context.Context, from core.Stream) ([]byte, error) {
-	const op = "pty read"
+// take gives the next output of one of the streams.
+func (s *Session) take(ctx context.Context, op string, of ...core.Stream) (core.Stream, []byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for {
 		if s.closed {
-			return nil, s.ended(op)
+			return 0, nil, s.ended(op)
 		}
 		if s.detached {
-			return nil, s.c.errorf(op, "PTY session %s is detached; reattach it first", s.id)
+			return 0, nil, s.c.errorf(op, "PTY session %s is detached; reattach it first", s.id)
 		}
-		if p, ok := s.out[from].take(); ok {
-			s.changed.fire()
-			if p.gap != nil {
-				return nil, s.c.errorf(op, "%w", p.gap)
+		for _, from := range of {
+			if p, ok := s.out[from].take(); ok {
+				s.changed.fire()
+				if p.gap != nil {
+					return from, nil, s.c.errorf(op, "%w", p.gap)
+				}
+				return from, p.data, nil
 			}
-			return p.data, nil
 		}
 		switch {
 		case s.exited:
-			return nil, io.EOF
+			return 0, nil, io.EOF
 		case s.err != nil:
-			return nil, s.ended(op)
+			return 0, nil, s.ended(op)
 		}
 		if !s.await(ctx) {
-			return nil, s.c.named(op, ctxError(ctx, op))
+			return 0, nil, s.c.named(op, ctxError(ctx, op))
 		}
 	}
 }

@@ -20,7 +20,7 @@ func (Starter) Start(spec ptyserver.Spec, files [3]*os.File) (ptyserver.Process,
 	}
 	args := []string{"-c", spec.Command}
 	if spec.Command == "" {
-		args = []string{"-i"}
+		args = nil
 	}
 	cmd := exec.Command("/bin/sh", args...)
 	cmd.Dir = spec.Cwd
