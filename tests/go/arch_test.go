@@ -1,5 +1,6 @@
-// Package architecture holds the checks of the house itself: who may import whom, and what no room does.
-package architecture
+// Package tests looks at the project from outside: at the house itself (who may import whom, what no room does, which
+// promises have tests) and at the providers, which all go through one suite.
+package tests
 
 import (
 	"bytes"
