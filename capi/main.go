@@ -266,6 +266,20 @@ func ngsgo_stream_write(h C.int64_t, buf unsafe.Pointer, n C.uint64_t) (rc C.int
 	return count(l.StreamWrite(dispatch.Handle(h), input(buf, n)))
 }
 
+//export ngsgo_stream_error
+func ngsgo_stream_error(h C.int64_t, buf *C.char, n C.uint64_t) (rc C.int64_t) {
+	defer contain(&rc)
+	l := library.Load()
+	if l == nil {
+		return C.int64_t(dispatch.ErrNotStarted)
+	}
+	raw, code := l.StreamError(dispatch.Handle(h))
+	if code != dispatch.OK {
+		return C.int64_t(code)
+	}
+	return text(raw, buf, n)
+}
+
 //export ngsgo_stream_close_write
 func ngsgo_stream_close_write(h C.int64_t) (rc C.int64_t) {
 	defer contain(&rc)

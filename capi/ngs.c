@@ -42,6 +42,7 @@ const char *ngs_strerror(int64_t code)
 	case NGS_ETOOSMALL: return "the buffer is too small";
 	case NGS_EEXISTS: return "an operation with this id is in flight";
 	case NGS_ENOTSTARTED: return "ngs_runtime_start was not called";
+	case NGS_EFAILED: return "the stream failed";
 	case NGS_KIND_CREATE: return "the sandbox could not be made";
 	case NGS_KIND_VERIFICATION: return "the sandbox failed its readiness check";
 	case NGS_KIND_PTY: return "the terminal session failed";
@@ -143,6 +144,8 @@ int64_t ngs_stream_write(int64_t stream, const void *buf, uint64_t len)
 	ENTER();
 	return ngsgo_stream_write(stream, (void *)buf, len);
 }
+
+int64_t ngs_stream_error(int64_t stream, char *buf, uint64_t cap) { ENTER(); return ngsgo_stream_error(stream, buf, cap); }
 
 int32_t ngs_stream_close_write(int64_t stream) { ENTER(); return (int32_t)ngsgo_stream_close_write(stream); }
 

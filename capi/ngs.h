@@ -37,7 +37,7 @@ extern "C" {
 
 /* Callers need the same major number, and a minor number of at most the library's. */
 #define NGS_ABI_MAJOR 1
-#define NGS_ABI_MINOR 0
+#define NGS_ABI_MINOR 1
 
 /* ---- codes ---------------------------------------------------------------------------------------------------------- */
 
@@ -53,6 +53,7 @@ extern "C" {
 #define NGS_ETOOSMALL (-109)   /* the buffer cannot take the next event */
 #define NGS_EEXISTS (-110)     /* an operation with this id is in flight */
 #define NGS_ENOTSTARTED (-111) /* ngs_runtime_start comes first */
+#define NGS_EFAILED (-112)     /* the stream failed; ngs_stream_error tells why */
 
 /* Why an operation failed: the status of its DONE event. */
 #define NGS_KIND_CREATE (-201)        /* the sandbox could not be made; nothing is left of it */
@@ -131,6 +132,37 @@ typedef struct ngs_event {
 #define NGS_OP_RESUME 13       /* {"sandbox"} */
 #define NGS_OP_ENDPOINT 14     /* {"sandbox", "port"} -> {"url", "headers"} */
 #define NGS_OP_SET_DEFAULTS 15 /* {"sandbox", "user", "workdir"}: of later commands; "" goes back */
+/*
+ * A terminal session: {"sandbox", "command" (absent: an interactive shell), "cwd", "env": {}, "user", "rows", "cols",
+ *  "pipes": true for three pipes instead of a terminal}
+ * -> {"terminal", "id", "mode": "pty" or "pipe", "closed", "replay_offset", "stdin", "stdout", "stderr"}.
+ * "id" is what other processes attach to; the last three are streams, without STREAM_OPEN. Input is what is written to
+ * "stdin"; "stdout" has all output of a terminal. The outputs end with the process. NGS_EFAILED tells that output was
+ * lost, and can be read past, or, again and again, that the session ended in another way, for example taken over. A
+ * session whose output is not read holds its process back.
+ */
+#define NGS_OP_PTY_OPEN 20
+/*
+ * {"sandbox", "id", "takeover": true to evict its holder, "since"} -> the same. What is retained of the output from the
+ * byte offset "since" on is read first; "replay_offset" is where that began, absent when there was none.
+ */
+#define NGS_OP_PTY_ATTACH 21
+#define NGS_OP_PTY_RESIZE 22 /* {"terminal", "rows", "cols"} */
+#define NGS_OP_PTY_SIGNAL 23 /* {"terminal", "signal": "SIGINT"}: to its process group, after what was written */
+#define NGS_OP_PTY_WAIT 24   /* {"terminal"} -> {"exit_code"}, also as aux; 128+n for death by signal n */
+/*
+ * {"terminal"}: lets go of the session, which goes on. Nothing can be read and written bytes wait until REATTACH, which
+ * goes on where the reading stopped. Both answer as INFO. Pausing a sandbox does so for its terminals, and resuming it
+ * takes them up again.
+ */
+#define NGS_OP_PTY_DETACH 25
+#define NGS_OP_PTY_REATTACH 26 /* {"terminal"} */
+#define NGS_OP_PTY_INFO 27     /* {"terminal"} -> {"id", "mode", "closed", "replay_offset"} */
+/*
+ * {"terminal"}: ends a session that was opened, lets go of one that was attached to, and closes its streams. It is not
+ * cancelled. Repeating it is no error.
+ */
+#define NGS_OP_PTY_CLOSE 28
 #define NGS_OP_TEST 1000       /* provokes faults; only with NGS_TEST_HOOKS=1 in the environment */
 
 /* ---- the library ---------------------------------------------------------------------------------------------------- */
@@ -187,8 +219,8 @@ int64_t ngs_provider_new(const char *name, uint64_t name_len, const char *config
 			 uint64_t err_cap);
 
 /*
- * Lets go of a provider or sandbox that nobody will use any more. Does not wait. A sandbox is not stopped: it lives on by
- * its own rules. A handle that is no longer valid is no error.
+ * Lets go of a provider, sandbox or terminal that nobody will use any more. Does not wait. A sandbox is not stopped: it
+ * lives on by its own rules, and so does a terminal. A handle that is no longer valid is no error.
  */
 int32_t ngs_release(int64_t handle);
 
@@ -200,7 +232,7 @@ int64_t ngs_bridge_new(void);
 /* The descriptor that is readable while events wait. It belongs to the bridge; poll it and do nothing else with it. */
 int32_t ngs_bridge_fd(int64_t bridge);
 
-/* Cancels the bridge's operations and closes its streams. Their events are lost. Repeating it is no error. */
+/* Cancels the bridge's operations, lets go of its terminals and closes its streams. Their events are lost. Repeating it is no error. */
 int32_t ngs_bridge_close(int64_t bridge);
 
 /* Called with the pointer that was registered with it. */
@@ -234,15 +266,23 @@ int64_t ngs_drain(int64_t bridge, void *buf, uint64_t cap);
 
 /*
  * Copies bytes out of a stream, at most 1 MiB. 0 means that there are none yet: one READABLE event will come. NGS_EOF
- * means that none will come. A stream that is not read fills up, and then its command waits.
+ * means that none will come. A stream that is not read fills up, and then its command waits. NGS_EFAILED is for outputs of
+ * terminals.
  */
 int64_t ngs_stream_read(int64_t stream, void *buf, uint64_t cap);
 
 /*
  * Gives bytes to a command's input and answers how many were taken. Fewer than len means that one WRITABLE event will
- * come. NGS_ECLOSED means that the command reads no more.
+ * come. NGS_ECLOSED means that the command reads no more. NGS_EFAILED is for inputs of terminals: something that was
+ * written before got lost, or the session has ended.
  */
 int64_t ngs_stream_write(int64_t stream, const void *buf, uint64_t len);
+
+/*
+ * Copies into buf why the last read or write of a stream answered NGS_EFAILED, as the JSON of a failed operation, cut at
+ * cap bytes. Answers its whole length, 0 when none did.
+ */
+int64_t ngs_stream_error(int64_t stream, char *buf, uint64_t cap);
 
 /* Ends a command's input. */
 int32_t ngs_stream_close_write(int64_t stream);

@@ -35,6 +35,7 @@ type Bridge struct {
 	live    int // operations accepted whose DONE was not drained
 	logs    int // log records that were not drained
 	streams map[Handle]*hostStream
+	terms   map[Handle]*terminal
 	notify  func()
 	closed  bool
 	late    int // events that came after the close
@@ -65,7 +66,7 @@ func newBridge(l *Library) (*Bridge, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Bridge{lib: l, fd: fd, ops: map[uint64]*operation{}, streams: map[Handle]*hostStream{}}, nil
+	return &Bridge{lib: l, fd: fd, ops: map[uint64]*operation{}, streams: map[Handle]*hostStream{}, terms: map[Handle]*terminal{}}, nil
 }
 
 // Descriptor is readable while events wait. It belongs to the bridge.
@@ -97,7 +98,7 @@ func (b *Bridge) Submit(id uint64, code uint32, req []byte) Code {
 	if b.closed {
 		return ErrClosed
 	}
-	if b.live >= maxLive && code != opStop { // what frees something is never refused
+	if b.live >= maxLive && code != opStop && code != opPTYClose { // what frees something is never refused
 		return ErrAgain
 	}
 	if _, taken := b.ops[id]; taken {
@@ -251,7 +252,7 @@ func (b *Bridge) log(payload []byte) bool {
 	return b.push(event{kind: EventLog, flags: FlagJSON, payload: payload})
 }
 
-// close cancels what is in flight, drops what was not drained and frees the descriptor. Idempotent.
+// close cancels what is in flight, lets go of terminals, drops what was not drained and frees the descriptor. Idempotent.
 func (b *Bridge) close() {
 	b.lib.forget(b)
 	b.mu.Lock()
@@ -260,13 +261,17 @@ func (b *Bridge) close() {
 		return
 	}
 	b.closed = true
-	ops, streams := b.ops, b.streams
-	b.ops, b.streams, b.events, b.notify = map[uint64]*operation{}, map[Handle]*hostStream{}, queue{}, nil
+	ops, streams, terms := b.ops, b.streams, b.terms
+	b.ops, b.streams, b.terms = map[uint64]*operation{}, map[Handle]*hostStream{}, map[Handle]*terminal{}
+	b.events, b.notify = queue{}, nil
 	_ = unix.Close(b.fd)
 	b.fd = -1
 	b.mu.Unlock()
 	for _, o := range ops {
 		o.cancel(errHostCanceled)
+	}
+	for _, t := range terms {
+		t.letGo()
 	}
 	for _, hs := range streams {
 		b.lib.table.remove(hs.handle)

@@ -25,6 +25,7 @@ const (
 	ErrTooSmall   Code = -109 // the buffer can't hold what must come next
 	ErrExists     Code = -110 // the operation's id is in use
 	ErrNotStarted Code = -111 // ngs_runtime_start was not called
+	ErrFailed     Code = -112 // the stream failed; Library.StreamError tells why
 )
 
 // kindStatus gives each kind of error its number in a DONE event.

@@ -140,7 +140,7 @@ func (o *operation) openStreams(r *execRequest, sink *outputs, er *core.ExecRequ
 			sink.modes[i] = collect
 		case collect, discard:
 		case follow:
-			ring := newOutRing()
+			ring := newOutRing(ringSize)
 			prepare := func(h Handle) { ring.edge = func() { o.bridge.edge(h, EventReadable) } }
 			if _, err := o.bridge.openStream(o, ring, prepare, true, uint32(i)+1); err != nil {
 				release()
@@ -148,7 +148,7 @@ func (o *operation) openStreams(r *execRequest, sink *outputs, er *core.ExecRequ
 			}
 			sink.rings[i] = ring
 			stop := context.AfterFunc(o.ctx, ring.abort)
-			ends = append(ends, func() { stop(); ring.end() })
+			ends = append(ends, func() { stop(); ring.end(nil) })
 		default:
 			release()
 			return nil, core.Errorf(core.KindInvalid, "exec", "an output is %q, %q or %q, not %q", collect, follow, discard, mode)

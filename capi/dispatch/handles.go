@@ -14,6 +14,7 @@ const (
 	tagStream
 	tagProvider
 	tagSandbox
+	tagTerminal
 )
 
 const (
@@ -33,7 +34,7 @@ type table struct {
 	mu    sync.RWMutex
 	slots []slot
 	free  []uint32
-	count [tagSandbox + 1]int
+	count [tagTerminal + 1]int
 }
 
 // add stores v; 0 means that the table is full.
@@ -110,10 +111,10 @@ func (t *table) all(tg tag) []any {
 	return out
 }
 
-func (t *table) counts() (bridges, streams, providers, sandboxes int) {
+func (t *table) counts() (bridges, streams, providers, sandboxes, terminals int) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	return t.count[tagBridge], t.count[tagStream], t.count[tagProvider], t.count[tagSandbox]
+	return t.count[tagBridge], t.count[tagStream], t.count[tagProvider], t.count[tagSandbox], t.count[tagTerminal]
 }
 
 // lookup finds an object of a type by handle.

@@ -37,6 +37,7 @@ func TestTheHeaderHasTheCodesNumbers(t *testing.T) {
 		"NGS_OK": int64(OK), "NGS_EFORKED": int64(ErrForked), "NGS_EPANIC": int64(ErrPanic), "NGS_EBADHANDLE": int64(ErrBadHandle),
 		"NGS_ECLOSED": int64(ErrClosed), "NGS_EAGAIN": int64(ErrAgain), "NGS_EABI": int64(ErrABI), "NGS_EINVAL": int64(ErrInvalid),
 		"NGS_EOF": int64(EOF), "NGS_ETOOSMALL": int64(ErrTooSmall), "NGS_EEXISTS": int64(ErrExists), "NGS_ENOTSTARTED": int64(ErrNotStarted),
+		"NGS_EFAILED":    int64(ErrFailed),
 		"NGS_EVENT_DONE": int64(EventDone), "NGS_EVENT_READABLE": int64(EventReadable), "NGS_EVENT_WRITABLE": int64(EventWritable),
 		"NGS_EVENT_STREAM_OPEN": int64(EventStreamOpen), "NGS_EVENT_LOG": int64(EventLog),
 		"NGS_FLAG_JSON": int64(FlagJSON), "NGS_FLAG_FRAMED": int64(FlagFramed),
@@ -45,6 +46,9 @@ func TestTheHeaderHasTheCodesNumbers(t *testing.T) {
 		"NGS_OP_DOWNLOAD": int64(opDownload), "NGS_OP_STATUS": int64(opStatus), "NGS_OP_STOP": int64(opStop),
 		"NGS_OP_SERIALIZE": int64(opSerialize), "NGS_OP_DISCONNECT": int64(opDisconnect), "NGS_OP_PAUSE": int64(opPause),
 		"NGS_OP_RESUME": int64(opResume), "NGS_OP_ENDPOINT": int64(opEndpoint), "NGS_OP_SET_DEFAULTS": int64(opSetDefaults),
+		"NGS_OP_PTY_OPEN": int64(opPTYOpen), "NGS_OP_PTY_ATTACH": int64(opPTYAttach), "NGS_OP_PTY_RESIZE": int64(opPTYResize),
+		"NGS_OP_PTY_SIGNAL": int64(opPTYSignal), "NGS_OP_PTY_WAIT": int64(opPTYWait), "NGS_OP_PTY_DETACH": int64(opPTYDetach),
+		"NGS_OP_PTY_REATTACH": int64(opPTYReattach), "NGS_OP_PTY_INFO": int64(opPTYInfo), "NGS_OP_PTY_CLOSE": int64(opPTYClose),
 		"NGS_OP_TEST": int64(opTest),
 	}
 	for kind, code := range kindStatus {

@@ -141,8 +141,8 @@ func (l *Library) NewProvider(name string, config []byte) (Handle, error) {
 // Describe gives an error as a stable code and the JSON that DONE events carry.
 func Describe(err error) (Code, []byte) { return describe(err) }
 
-// Release lets go of a sandbox or provider that its owner dropped without an operation. It does not wait: a sandbox is
-// detached from and lives on by its own rules, a provider is closed in the background. Idempotent.
+// Release lets go of a sandbox, provider or terminal that its owner dropped without an operation. It does not wait: a
+// sandbox or terminal is detached from and lives on by its own rules, a provider is closed in the background. Idempotent.
 func (l *Library) Release(h Handle) Code {
 	if l.table.get(h) == nil {
 		return OK
@@ -155,6 +155,8 @@ func (l *Library) Release(h Handle) Code {
 			defer l.running.Done()
 			v.Release()
 		})
+	case *terminal:
+		v.letGo()
 	case core.Provider:
 		l.table.remove(h)
 		l.running.Add(1)
@@ -198,6 +200,20 @@ func (l *Library) StreamCloseWrite(h Handle) Code {
 		return ErrBadHandle
 	}
 	return s.closeWrite()
+}
+
+// StreamError gives, as the JSON that DONE events carry, why the last read or write of a stream failed; nil when none did.
+func (l *Library) StreamError(h Handle) ([]byte, Code) {
+	s, ok := lookup[*hostStream](&l.table, h)
+	if !ok {
+		return nil, ErrBadHandle
+	}
+	err := s.failure()
+	if err == nil {
+		return nil, OK
+	}
+	_, raw := describe(err)
+	return raw, OK
 }
 
 // StreamClose frees a stream. A command that still writes to it sees a closed pipe. Idempotent.
@@ -255,12 +271,13 @@ type stats struct {
 	LastPanic  string `json:"last_panic"`
 	Goroutines int    `json:"goroutines"`
 	GOMAXPROCS int    `json:"gomaxprocs"`
+	Terminals  int    `json:"terminals"`
 }
 
 // Stats tells what is open, as JSON.
 func (l *Library) Stats() []byte {
 	s := stats{Panics: l.panics.Load(), Goroutines: runtime.NumGoroutine(), GOMAXPROCS: runtime.GOMAXPROCS(0)}
-	s.Bridges, s.Streams, s.Providers, s.Sandboxes = l.table.counts()
+	s.Bridges, s.Streams, s.Providers, s.Sandboxes, s.Terminals = l.table.counts()
 	for _, v := range l.table.all(tagBridge) {
 		b := v.(*Bridge)
 		b.mu.Lock()

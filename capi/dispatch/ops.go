@@ -27,6 +27,15 @@ const (
 	opEndpoint      uint32 = 14
 	opSetDefaults   uint32 = 15
 	opProviderNew   uint32 = 1
+	opPTYOpen       uint32 = 20
+	opPTYAttach     uint32 = 21
+	opPTYResize     uint32 = 22
+	opPTYSignal     uint32 = 23
+	opPTYWait       uint32 = 24
+	opPTYDetach     uint32 = 25
+	opPTYReattach   uint32 = 26
+	opPTYInfo       uint32 = 27
+	opPTYClose      uint32 = 28
 	opTest          uint32 = 1000
 )
 
@@ -44,13 +53,22 @@ func init() {
 		opUpload:        upload,
 		opDownload:      download,
 		opStatus:        status,
-		opStop:          onSandbox((*core.Sandbox).Stop),
+		opStop:          onSandbox(func(s *core.Sandbox, o *operation) error { return s.Stop(o.ctx) }),
 		opSerialize:     serialize,
-		opDisconnect:    onSandbox(func(s *core.Sandbox, _ context.Context) error { return s.Disconnect() }),
-		opPause:         onSandbox((*core.Sandbox).Pause),
-		opResume:        onSandbox((*core.Sandbox).Resume),
+		opDisconnect:    onSandbox(func(s *core.Sandbox, _ *operation) error { return s.Disconnect() }),
+		opPause:         onSandbox(pause),
+		opResume:        onSandbox(resume),
 		opEndpoint:      endpoint,
 		opSetDefaults:   setDefaults,
+		opPTYOpen:       ptyOpen,
+		opPTYAttach:     ptyAttach,
+		opPTYResize:     ptyResize,
+		opPTYSignal:     ptySignal,
+		opPTYWait:       ptyWait,
+		opPTYDetach:     onTerminal((*terminal).detach),
+		opPTYReattach:   onTerminal((*terminal).reattach),
+		opPTYInfo:       onTerminal(func(*terminal, context.Context) error { return nil }),
+		opPTYClose:      ptyClose,
 		opTest:          provoke,
 	}
 }
@@ -212,7 +230,7 @@ type sandboxRequest struct {
 }
 
 // onSandbox is the handler of an operation that needs a sandbox and answers nothing.
-func onSandbox(do func(*core.Sandbox, context.Context) error) handler {
+func onSandbox(do func(*core.Sandbox, *operation) error) handler {
 	return func(o *operation, req []byte) (reply, error) {
 		var r sandboxRequest
 		if err := decode(req, &r); err != nil {
@@ -222,7 +240,7 @@ func onSandbox(do func(*core.Sandbox, context.Context) error) handler {
 		if err != nil {
 			return reply{}, err
 		}
-		return reply{}, do(s, o.ctx)
+		return reply{}, do(s, o)
 	}
 }
 

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"context"
 	"errors"
 	"io"
 	"sync"
@@ -22,6 +23,8 @@ type stream interface {
 	read(p []byte) (int, Code)
 	write(p []byte) (int, Code)
 	closeWrite() Code
+	// failure is why the last read or write answered ErrFailed.
+	failure() error
 	close()
 }
 
@@ -41,12 +44,15 @@ type outRing struct {
 	room   *sync.Cond // signalled when the host took something, or an end has gone
 	data   fifo
 	armed  bool
+	fault  error // what the reader gets behind the data, before it can go on
 	ended  bool  // no more will be written
+	reason error // why not, when that is not the command's end
+	last   error // what the reader was told
 	failed error // why writing is refused
 }
 
-func newOutRing() *outRing {
-	r := &outRing{data: fifo{limit: ringSize}, armed: true}
+func newOutRing(limit int) *outRing {
+	r := &outRing{data: fifo{limit: limit}, armed: true}
 	r.room = sync.NewCond(&r.mu)
 	return r
 }
@@ -66,7 +72,10 @@ func (r *outRing) Write(p []byte) error {
 		if r.failed != nil {
 			return r.failed
 		}
-		n := r.data.put(p)
+		n := 0
+		if r.fault == nil {
+			n = r.data.put(p)
+		}
 		if n > 0 {
 			r.wake()
 		}
@@ -77,14 +86,27 @@ func (r *outRing) Write(p []byte) error {
 	}
 }
 
-// end says that everything has been written.
-func (r *outRing) end() {
+// interrupt makes a read fail once, behind what has been written and before what will be.
+func (r *outRing) interrupt(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for r.fault != nil && r.failed == nil {
+		r.room.Wait()
+	}
+	if r.failed == nil {
+		r.fault = err
+		r.wake()
+	}
+}
+
+// end says that everything has been written. With a reason the reader does not see a clean end.
+func (r *outRing) end(reason error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.ended {
 		return
 	}
-	r.ended = true
+	r.ended, r.reason = true, reason
 	if r.failed == nil {
 		r.failed = io.ErrClosedPipe
 	}
@@ -109,18 +131,32 @@ func (r *outRing) read(p []byte) (int, Code) {
 		r.room.Broadcast()
 		return n, OK
 	}
-	if r.ended {
+	switch {
+	case r.fault != nil:
+		r.last, r.fault = r.fault, nil
+		r.room.Broadcast()
+		return 0, ErrFailed
+	case r.ended && r.reason != nil:
+		r.last = r.reason
+		return 0, ErrFailed
+	case r.ended:
 		return 0, EOF
 	}
 	r.armed = true
 	return 0, OK
 }
 
+func (r *outRing) failure() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.last
+}
+
 func (r *outRing) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.failed, r.ended, r.armed = errReaderGone, true, false
-	r.data = fifo{limit: ringSize}
+	r.data = fifo{limit: r.data.limit}
 	r.room.Broadcast()
 }
 
@@ -134,15 +170,20 @@ type inRing struct {
 
 	mu     sync.Mutex
 	some   *sync.Cond
+	idle   *sync.Cond // signalled when the command's side is done with all that was written
 	data   fifo
-	wanted bool // the host has more than it could write
-	ended  bool // the host will write no more
-	closed bool // the command reads no more
+	taken  bool  // the command's side is not done with what it took
+	wanted bool  // the host has more than it could write
+	ended  bool  // the host will write no more
+	closed bool  // the command reads no more
+	reason error // why not, when there is more to say than that
+	fault  error // what the host's next write is told
+	last   error // what it was told
 }
 
 func newInRing() *inRing {
 	r := &inRing{data: fifo{limit: ringSize}}
-	r.some = sync.NewCond(&r.mu)
+	r.some, r.idle = sync.NewCond(&r.mu), sync.NewCond(&r.mu)
 	return r
 }
 
@@ -150,15 +191,16 @@ func newInRing() *inRing {
 func (r *inRing) Read(p []byte) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.taken = false
 	for {
 		if r.closed {
 			return 0, errAborted
 		}
 		if n := r.data.get(p); n > 0 {
+			r.taken = true
 			// Half a ring of room, so that the host is not woken for crumbs.
-			if r.wanted && r.data.free() >= ringSize/2 {
-				r.wanted = false
-				r.edge()
+			if r.data.free() >= ringSize/2 {
+				r.nudge()
 			}
 			return n, nil
 		}
@@ -168,30 +210,70 @@ func (r *inRing) Read(p []byte) (int, error) {
 		if len(p) == 0 {
 			return 0, nil
 		}
+		r.idle.Broadcast()
 		r.some.Wait()
 	}
 }
 
 // stop says that the command reads no more.
-func (r *inRing) stop() {
+func (r *inRing) stop() { r.refuse(nil) }
+
+// refuse does so and says why.
+func (r *inRing) refuse(reason error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
 		return
 	}
-	r.closed = true
+	r.closed, r.reason = true, reason
 	r.data = fifo{limit: ringSize}
+	r.nudge()
+	r.some.Broadcast()
+	r.idle.Broadcast()
+}
+
+// drop makes the host's next write fail: something that it wrote got lost.
+func (r *inRing) drop(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.fault = err
+	r.nudge()
+}
+
+// nudge wakes a host that waits to write. mu is held.
+func (r *inRing) nudge() {
 	if r.wanted {
 		r.wanted = false
 		r.edge()
 	}
-	r.some.Broadcast()
+}
+
+// settle waits until everything that was written has been taken and dealt with, or the context ends.
+func (r *inRing) settle(ctx context.Context) {
+	stop := context.AfterFunc(ctx, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.idle.Broadcast()
+	})
+	defer stop()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for !r.closed && (r.taken || r.data.n > 0) && ctx.Err() == nil {
+		r.idle.Wait()
+	}
 }
 
 func (r *inRing) write(p []byte) (int, Code) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed || r.ended {
+	switch {
+	case r.fault != nil:
+		r.last, r.fault = r.fault, nil
+		return 0, ErrFailed
+	case r.closed && r.reason != nil:
+		r.last = r.reason
+		return 0, ErrFailed
+	case r.closed || r.ended:
 		return 0, ErrClosed
 	}
 	n := r.data.put(p)
@@ -216,6 +298,12 @@ func (r *inRing) closeWrite() Code {
 func (r *inRing) close()                { r.closeWrite() }
 func (*inRing) read([]byte) (int, Code) { return 0, ErrInvalid }
 
+func (r *inRing) failure() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.last
+}
+
 // collected is an output that was kept while the command ran and is read after it.
 type collected struct{ out *core.Output }
 
@@ -228,4 +316,5 @@ func (c collected) read(p []byte) (int, Code) {
 
 func (collected) write([]byte) (int, Code) { return 0, ErrInvalid }
 func (collected) closeWrite() Code         { return ErrInvalid }
+func (collected) failure() error           { return nil }
 func (c collected) close()                 { c.out.Close() }

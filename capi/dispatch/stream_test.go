@@ -66,7 +66,7 @@ func (e *edges) edge() {
 }
 
 func TestAFullRingHoldsItsWriterAndNoMore(t *testing.T) {
-	r, e := newOutRing(), newEdges()
+	r, e := newOutRing(ringSize), newEdges()
 	r.edge = e.edge
 	wrote := make(chan error, 1)
 	go func() { wrote <- r.Write(make([]byte, ringSize+1)) }()
@@ -82,9 +82,9 @@ func TestAFullRingHoldsItsWriterAndNoMore(t *testing.T) {
 }
 
 func TestAbortAndCloseFreeAWriter(t *testing.T) {
-	for name, end := range map[string]func(*outRing){"abort": (*outRing).abort, "close": (*outRing).close, "end": (*outRing).end} {
+	for name, end := range map[string]func(*outRing){"abort": (*outRing).abort, "close": (*outRing).close, "end": func(r *outRing) { r.end(nil) }} {
 		t.Run(name, func(t *testing.T) {
-			r, e := newOutRing(), newEdges()
+			r, e := newOutRing(ringSize), newEdges()
 			r.edge = e.edge
 			wrote := make(chan error, 1)
 			go func() { wrote <- r.Write(make([]byte, 2*ringSize)) }()
@@ -97,11 +97,11 @@ func TestAbortAndCloseFreeAWriter(t *testing.T) {
 }
 
 func TestAnAbortedRingCanStillBeRead(t *testing.T) {
-	r, e := newOutRing(), newEdges()
+	r, e := newOutRing(ringSize), newEdges()
 	r.edge = e.edge
 	require.NoError(t, r.Write([]byte("kept")))
 	r.abort()
-	r.end()
+	r.end(nil)
 	p := make([]byte, 10)
 	n, code := r.read(p)
 	require.Equal(t, OK, code)
@@ -111,19 +111,19 @@ func TestAnAbortedRingCanStillBeRead(t *testing.T) {
 }
 
 func TestTheEndOfAnIdleRingIsAnEdge(t *testing.T) {
-	r, e := newOutRing(), newEdges()
+	r, e := newOutRing(ringSize), newEdges()
 	r.edge = e.edge
 	n, code := r.read(make([]byte, 1))
 	require.Zero(t, n)
 	require.Equal(t, OK, code)
-	r.end()
-	r.end()
+	r.end(nil)
+	r.end(nil)
 	require.EqualValues(t, 1, e.n.Load())
 }
 
 // A reader that only ever reads after an edge gets everything: no edge is lost.
 func TestNoEdgeIsLost(t *testing.T) {
-	r, e := newOutRing(), newEdges()
+	r, e := newOutRing(ringSize), newEdges()
 	r.edge = e.edge
 	want, got := sha256.New(), sha256.New()
 	var writer sync.WaitGroup
@@ -139,7 +139,7 @@ func TestNoEdgeIsLost(t *testing.T) {
 				return
 			}
 		}
-		r.end()
+		r.end(nil)
 	})
 	buf := make([]byte, 10_000)
 	for over := false; !over; {

@@ -38,6 +38,9 @@ _FILE: dict[str, type[BaseException]] = {
     "internal": SandboxFileError,
 }
 
+_PTY = frozenset(range(codec.PTY_OPEN, codec.PTY_CLOSE + 1))
+"""Operations on terminal sessions."""
+
 _NOT_ABOUT_CREATING = frozenset({"verification", "not_supported", "invalid", "unknown_key", "canceled", "closed"})
 """Kinds that keep their exception when a sandbox is made; every other one there means that it could not be."""
 
@@ -53,7 +56,8 @@ def exception_for(
     elif op in (codec.UPLOAD, codec.DOWNLOAD) and kind in _FILE:
         error = _FILE[kind](message)
     else:
-        error = _PLAIN.get(kind, RuntimeError)(message)
+        other = SandboxPtyError if op in _PTY else RuntimeError
+        error = _PLAIN.get(kind, other)(message)
     error.kind = kind  # type: ignore[attr-defined]
     return error
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["EAGAIN", "ECLOSED", "EEOF", "Library", "library", "loaded"]
+__all__ = ["EAGAIN", "EBADHANDLE", "ECLOSED", "EEOF", "EFAILED", "Library", "library", "loaded"]
 
 ABI_MAJOR = 1
-ABI_MINOR = 0
+ABI_MINOR = 1
 
 # Codes of calls; see capi/ngs.h.
 EFORKED = -101
@@ -31,6 +31,7 @@ ECLOSED = -104
 EAGAIN = -105
 EABI = -106
 EEOF = -108
+EFAILED = -112
 
 FORKED = (
     "a sandbox of the parent process can't be used in a forked child: the threads that serve it exist only in the "
@@ -76,6 +77,7 @@ class Library:
         self.stream_read = declare(short, "ngs_stream_read", i64, i64, addr, size)
         self.stream_write = declare(short, "ngs_stream_write", i64, i64, text, size)
         self.stream_close_write = declare(short, "ngs_stream_close_write", i32, i64)
+        self._stream_error = declare(short, "ngs_stream_error", i64, i64, addr, size)
         self.stream_close = declare(short, "ngs_stream_close", i32, i64)
         self.release = declare(short, "ngs_release", i32, i64)
         self._strerror = declare(short, "ngs_strerror", text, i64)
@@ -116,6 +118,12 @@ class Library:
         if handle > 0:
             return handle, None
         return handle, json.loads(room.value) if room.value else None
+
+    def stream_error(self, stream: int) -> dict[str, Any]:
+        """Why the last read or write of a stream failed."""
+        room = ctypes.create_string_buffer(128 << 10)
+        length = self._stream_error(stream, room, len(room))
+        return json.loads(room.raw[:length]) if length > 0 else {}
 
     def layout(self) -> list[int]:
         """Size of an event, and the offsets of its fields, as the C compiler sees them."""

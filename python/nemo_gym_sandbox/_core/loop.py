@@ -34,6 +34,17 @@ logger.addHandler(logging.NullHandler())
 _core_logger = logger.getChild("core")
 
 
+class Scratch:
+    """Memory for what is read from a stream and copied out again before anybody else runs."""
+
+    SIZE = 64 << 10
+
+    def __init__(self) -> None:
+        buffer = bytearray(self.SIZE)
+        self.view = memoryview(buffer)
+        self.address = ctypes.addressof((ctypes.c_char * self.SIZE).from_buffer(buffer))
+
+
 class Bridge:
     """The library as one event loop sees it. All methods are for that loop's thread.
 
@@ -58,6 +69,7 @@ class Bridge:
         self._view = memoryview(buffer)
         self._address = ctypes.addressof((ctypes.c_char * len(buffer)).from_buffer(buffer))
         loop.add_reader(self._fd, self._on_events)
+        self.scratch = Scratch()
         self._finalizer = weakref.finalize(loop, lib.bridge_close, handle)
         self._finalizer.atexit = False
 
@@ -165,6 +177,11 @@ class Bridge:
     def watch(self, stream: int, ready: Callable[[], None]) -> None:
         """Call ``ready`` when a stream has something to read, or takes bytes again."""
         self._ready[stream] = ready
+
+    def unwatch(self, *streams: int) -> None:
+        """Forget who watches streams that are freed in another way."""
+        for stream in streams:
+            self._ready.pop(stream, None)
 
     def close_stream(self, stream: int) -> None:
         """Free a stream."""

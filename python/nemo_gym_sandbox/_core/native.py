@@ -14,11 +14,12 @@ from ..providers.base import (
     SandboxEndpoint,
     SandboxExecResult,
     SandboxHandle,
+    SandboxPtySpec,
     SandboxSpec,
     SandboxStatus,
     StdinSource,
 )
-from . import codec, streams
+from . import codec, pty, streams
 from .errors import exception_for, failure
 from .lib import Library, library
 from .loop import Bridge, running_bridge
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from .._streams import TextCallback
     from .codec import Reply
+    from .pty import NativePtySession
 
 __all__ = ["NativeProvider", "NativeSandbox"]
 
@@ -337,6 +339,16 @@ class NativeProvider:
     async def _resume(self, handle: SandboxHandle) -> None:
         """Let the sandbox's processes go on."""
         await self._on(handle, codec.RESUME)
+
+    async def _create_pty(self, handle: SandboxHandle, spec: SandboxPtySpec) -> NativePtySession:
+        """Open a terminal session."""
+        return await pty.create(self._raw(handle), spec)
+
+    async def _attach_pty(
+        self, handle: SandboxHandle, session_id: str, takeover: bool, since: int | None
+    ) -> NativePtySession:
+        """Attach to a terminal session."""
+        return await pty.attach(self._raw(handle), session_id, takeover, since)
 
     # ---------------------------------------------------------------- plumbing
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
-    from nemo_gym_sandbox.providers.base import SandboxEndpoint, SandboxExecResult, SandboxHandle
+    from nemo_gym_sandbox._core.pty import NativePtySession
+    from nemo_gym_sandbox.providers.base import SandboxEndpoint, SandboxExecResult, SandboxHandle, SandboxPtySpec
 
 __all__ = [
     "DockerConnectionConfig",
@@ -235,6 +236,24 @@ class DockerProvider(NativeProvider):
     ) -> None:
         """Copy one file of a sidecar to the local file system."""
         await self._download_sidecar_file(handle, sidecar, source_path, target_path)
+
+    async def create_pty(self, handle: SandboxHandle, spec: SandboxPtySpec) -> NativePtySession:
+        """Open a session inside the container.
+
+        Raises NotImplementedError with exec mode ``engine``, ValueError for a size or a user that cannot be, SandboxPtyError
+        when the session can't be opened.
+        """
+        return await self._create_pty(handle, spec)
+
+    async def attach_pty(
+        self, handle: SandboxHandle, session_id: str, *, takeover: bool = True, since: int | None = None
+    ) -> NativePtySession:
+        """Attach to a session by its id, from any process that is connected to the sandbox.
+
+        ``takeover`` evicts the holder; without it a held session refuses with SandboxPtyError. ``since`` is the byte
+        offset from which retained output is read first; 0, and ``None``, is all of it.
+        """
+        return await self._attach_pty(handle, session_id, takeover, since)
 
     async def exec_with_background_services(
         self,

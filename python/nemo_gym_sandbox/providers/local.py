@@ -11,7 +11,8 @@ from nemo_gym_sandbox.providers import _options as check
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from nemo_gym_sandbox.providers.base import SandboxEndpoint, SandboxExecResult, SandboxHandle
+    from nemo_gym_sandbox._core.pty import NativePtySession
+    from nemo_gym_sandbox.providers.base import SandboxEndpoint, SandboxExecResult, SandboxHandle, SandboxPtySpec
 
 __all__ = ["LocalProvider"]
 
@@ -105,6 +106,24 @@ class LocalProvider(NativeProvider):
     async def resume(self, handle: SandboxHandle) -> None:
         """Let stopped processes go on."""
         await self._resume(handle)
+
+    async def create_pty(self, handle: SandboxHandle, spec: SandboxPtySpec) -> NativePtySession:
+        """Open a session inside the sandbox.
+
+        Raises ValueError for a size or a user that cannot be, SandboxPtyError
+        when the session can't be opened.
+        """
+        return await self._create_pty(handle, spec)
+
+    async def attach_pty(
+        self, handle: SandboxHandle, session_id: str, *, takeover: bool = True, since: int | None = None
+    ) -> NativePtySession:
+        """Attach to a session by its id, from any process that is connected to the sandbox.
+
+        ``takeover`` evicts the holder; without it a held session refuses with SandboxPtyError. ``since`` is the byte
+        offset from which retained output is read first; 0, and ``None``, is all of it.
+        """
+        return await self._attach_pty(handle, session_id, takeover, since)
 
     async def exec_with_background_services(
         self,

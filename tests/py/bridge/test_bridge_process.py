@@ -394,7 +394,7 @@ def test_other_files_are_explained(script: Script, tmp_path: Path) -> None:
         ("int other(void) { return 0; }", "is not the sandbox library"),
         (
             "unsigned ngs_abi_version(void) { return 7u << 16 | 3; }",
-            "speaks version 7.3 of its interface, this package needs 1.0",
+            "speaks version 7.3 of its interface, this package needs 1.1",
         ),
     ):
         source.write_text(body)
