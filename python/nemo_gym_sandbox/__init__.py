@@ -51,6 +51,7 @@ from nemo_gym_sandbox.providers.registry import (
 )
 
 if _TYPE_CHECKING:
+    from nemo_gym_sandbox._install import install, uninstall
     from nemo_gym_sandbox.api import Sandbox, SandboxPty, SandboxSidecar
     from nemo_gym_sandbox.config import resolve_provider_config, resolve_provider_metadata
     from nemo_gym_sandbox.utils import rewrite_image
@@ -91,11 +92,13 @@ __all__ = [
     "__version__",
     "create_provider",
     "get_provider_class",
+    "install",
     "list_providers",
     "register_provider",
     "resolve_provider_config",
     "resolve_provider_metadata",
     "rewrite_image",
+    "uninstall",
 ]
 
 _logging.getLogger(__name__).addHandler(_logging.NullHandler())
@@ -104,9 +107,12 @@ _LATER = {
     "Sandbox": "api",
     "SandboxPty": "api",
     "SandboxSidecar": "api",
+    "install": "_install",
     "resolve_provider_config": "config",
     "resolve_provider_metadata": "config",
     "rewrite_image": "utils",
+    "uninstall": "_install",
+    "AsyncSandboxCompose": "adapters.docker_compose",  # absent, which its module says
 }
 
 

@@ -23,15 +23,15 @@ ENTRY_POINT_GROUP: Final = "nemo_gym.sandbox_providers"
 
 _PACKAGE = "nemo_gym_sandbox.providers"
 _BUILT_IN: Final[dict[str, tuple[str, str]]] = {
-    "apptainer": (f"{_PACKAGE}.planned", "ApptainerProvider"),
-    "daytona": (f"{_PACKAGE}.planned", "DaytonaProvider"),
+    "apptainer": (f"{_PACKAGE}.apptainer", "ApptainerProvider"),
+    "daytona": (f"{_PACKAGE}.daytona", "DaytonaProvider"),
     "docker": (f"{_PACKAGE}.docker", "DockerProvider"),
-    "e2b": (f"{_PACKAGE}.planned", "E2BProvider"),
-    "ecs_fargate": (f"{_PACKAGE}.planned", "EcsFargateProvider"),
-    "enroot": (f"{_PACKAGE}.planned", "EnrootProvider"),
+    "e2b": (f"{_PACKAGE}.e2b", "E2BProvider"),
+    "ecs_fargate": (f"{_PACKAGE}.ecs_fargate", "EcsFargateProvider"),
+    "enroot": (f"{_PACKAGE}.enroot", "EnrootProvider"),
     "local": (f"{_PACKAGE}.local", "LocalProvider"),
-    "opensandbox": (f"{_PACKAGE}.planned", "OpenSandboxProvider"),
-    "openshell": (f"{_PACKAGE}.planned", "OpenShellProvider"),
+    "opensandbox": (f"{_PACKAGE}.opensandbox", "OpenSandboxProvider"),
+    "openshell": (f"{_PACKAGE}.openshell", "OpenShellProvider"),
 }
 
 _registered: dict[str, type[Any]] = {}

@@ -1,0 +1,7 @@
+"""Where :class:`DaytonaProvider` belongs; not in this version, so it cannot be made."""
+
+from __future__ import annotations
+
+from nemo_gym_sandbox.providers._planned import DaytonaProvider
+
+__all__ = ["DaytonaProvider"]

@@ -1,0 +1,7 @@
+"""Where :class:`EcsFargateProvider` belongs; not in this version, so it cannot be made."""
+
+from __future__ import annotations
+
+from nemo_gym_sandbox.providers._planned import EcsFargateProvider
+
+__all__ = ["EcsFargateProvider"]
