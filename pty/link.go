@@ -15,27 +15,27 @@ type link struct {
 	born  time.Time
 	done  chan struct{} // closed with the connection
 	drop  func()
-	beat  sync.WaitGroup
+	pongs chan string
 
+	beating sync.WaitGroup
 	writing chan struct{} // holds one entry while a message is written
 }
 
 func newLink(conn *websocket.Conn, times *clientTimes) *link {
-	l := &link{conn: conn, times: times, born: time.Now(), done: make(chan struct{}), writing: make(chan struct{}, 1)}
+	l := &link{conn: conn, times: times, born: time.Now(), done: make(chan struct{}), pongs: make(chan string, 1), writing: make(chan struct{}, 1)}
 	l.drop = sync.OnceFunc(func() {
 		close(l.done)
 		_ = conn.NetConn().Close()
 	})
 	conn.SetPongHandler(func(string) error { return l.alive() })
 	conn.SetPingHandler(func(data string) error {
-		if err := l.alive(); err != nil {
-			return err
+		select {
+		case l.pongs <- data: // not from here: a full connection must not keep the pump from reading
+		default:
 		}
-		// A pong that finds no way is missed by the other side, which then asks again or gives up.
-		_ = conn.WriteControl(websocket.PongMessage, []byte(data), time.Now().Add(farewell))
-		return nil
+		return l.alive()
 	})
-	l.beat.Go(l.ping)
+	l.beating.Go(l.beat)
 	return l
 }
 
@@ -45,8 +45,8 @@ const farewell = 200 * time.Millisecond
 // alive gives the server time for its next message.
 func (l *link) alive() error { return l.conn.SetReadDeadline(time.Now().Add(l.times.silence)) }
 
-// ping asks for a sign of life now and then.
-func (l *link) ping() {
+// beat asks for a sign of life now and then, and gives one when asked.
+func (l *link) beat() {
 	tick := time.NewTicker(l.times.ping)
 	defer tick.Stop()
 	for {
@@ -54,8 +54,23 @@ func (l *link) ping() {
 		case <-l.done:
 			return
 		case <-tick.C:
-			_ = l.conn.WriteControl(websocket.PingMessage, nil, time.Now().Add(farewell))
+			l.control(websocket.PingMessage, "")
+		case data := <-l.pongs:
+			l.control(websocket.PongMessage, data)
 		}
+	}
+}
+
+// control writes a control message unless another message is under way. It has
+// no deadline: one that timed out would take the connection with it, and with that input
+// that the server has not read because the process does not.
+func (l *link) control(kind int, data string) {
+	select {
+	case l.writing <- struct{}{}:
+		// The pump sees what this fails with.
+		_ = l.conn.WriteControl(kind, []byte(data), time.Time{})
+		<-l.writing
+	default:
 	}
 }
 

@@ -81,7 +81,7 @@ func (s *Session) pump(ctx context.Context, l *link) {
 		}
 		lived := time.Since(l.born)
 		l.drop()
-		l.beat.Wait()
+		l.beating.Wait()
 
 		s.mu.Lock()
 		s.link = nil
@@ -110,7 +110,7 @@ func (s *Session) pump(ctx context.Context, l *link) {
 		}
 		if !s.use(ctx, l) {
 			l.drop()
-			l.beat.Wait()
+			l.beating.Wait()
 			return
 		}
 	}
@@ -241,7 +241,7 @@ func (s *Session) connect(ctx context.Context, o dialOptions) (*link, error) {
 		return l, nil
 	}
 	l.drop()
-	l.beat.Wait()
+	l.beating.Wait()
 	var bad *protocolError
 	var bye *websocket.CloseError
 	switch {

@@ -25,7 +25,8 @@ type holder struct {
 	replayAt int64
 	missed   bool // output that was asked for is not retained any more
 
-	writing   sync.Mutex // held while a data message is written
+	writing   sync.Mutex // held while a message is written
+	pongs     chan string
 	takenOver sync.Once
 	over      chan struct{} // closed when the connection is of no use any more
 	drop      func()        // closes over and the connection
@@ -33,7 +34,7 @@ type holder struct {
 }
 
 func newHolder(s *session, conn *websocket.Conn) *holder {
-	h := &holder{s: s, conn: conn, times: s.srv.times, over: make(chan struct{}), done: make(chan struct{})}
+	h := &holder{s: s, conn: conn, times: s.srv.times, over: make(chan struct{}), done: make(chan struct{}), pongs: make(chan string, 1)}
 	h.replay = proto.AppendReplayHeader(nil, 0)
 	h.drop = sync.OnceFunc(func() {
 		close(h.over)
@@ -78,7 +79,8 @@ func (h *holder) send() error {
 		if err := h.message(websocket.TextMessage, c.Encode()); err != nil {
 			return err
 		}
-		h.bye(websocket.CloseInternalServerErr, proto.CodeStartFailed)
+		h.bye(websocket.CloseInternalServerErr, proto.CodeStartFailed, h.times.silence)
+		h.s.release(h, false)
 		return nil
 	}
 	hello := proto.Control{Type: proto.TypeConnected, SessionID: h.s.id, Mode: mode}
@@ -107,7 +109,8 @@ func (h *holder) send() error {
 	if err := h.message(websocket.TextMessage, proto.Control{Type: proto.TypeExit, ExitCode: &code}.Encode()); err != nil {
 		return err
 	}
-	h.bye(websocket.CloseNormalClosure, proto.ReasonExited)
+	h.bye(websocket.CloseNormalClosure, proto.ReasonExited, h.times.silence)
+	h.s.release(h, false) // it knows everything; whoever comes next need not evict it
 	return nil
 }
 
@@ -121,20 +124,29 @@ func (h *holder) message(kind int, p []byte) error {
 	return h.conn.WriteMessage(kind, p)
 }
 
-// bye says why the connection ends and leaves it to the client to close it, so
-// that what was sent is not lost with it.
-func (h *holder) bye(code int, reason string) {
-	now := time.Now()
+// control writes a control message, other than the last. It must have as long as
+// any: one that times out takes the connection with it.
+func (h *holder) control(kind int, data []byte) {
+	h.writing.Lock()
+	defer h.writing.Unlock()
+	// The sender or the receiver sees what this fails with.
+	_ = h.conn.WriteControl(kind, data, time.Now().Add(h.times.stall))
+}
+
+// bye says why the connection ends and leaves it to the client to close it: what
+// was sent before may still be on the way. patience bounds that.
+func (h *holder) bye(code int, reason string, patience time.Duration) {
 	// A client that can't be told will see the connection end.
-	_ = h.conn.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(code, reason), now.Add(h.times.farewell))
-	time.AfterFunc(h.times.farewell, h.drop)
+	_ = h.conn.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(code, reason), time.Now().Add(min(patience, h.times.stall)))
+	t := time.AfterFunc(patience, h.drop)
+	go func() { <-h.over; t.Stop() }()
 }
 
 // evict makes room for another client. It does not wait.
 func (h *holder) evict() {
 	h.takenOver.Do(func() {
 		go func() {
-			h.bye(proto.CloseTakenOver, proto.ReasonTakenOver)
+			h.bye(proto.CloseTakenOver, proto.ReasonTakenOver, h.times.farewell)
 		}()
 	})
 }
@@ -149,7 +161,7 @@ func (h *holder) finish() {
 	}
 }
 
-// beat asks for a sign of life now and then.
+// beat asks for a sign of life now and then, and gives one when asked.
 func (h *holder) beat() {
 	tick := time.NewTicker(h.times.ping)
 	defer tick.Stop()
@@ -158,8 +170,9 @@ func (h *holder) beat() {
 		case <-h.over:
 			return
 		case <-tick.C:
-			// One that does not get through is not missed: the client's silence tells.
-			_ = h.conn.WriteControl(websocket.PingMessage, nil, time.Now().Add(h.times.farewell))
+			h.control(websocket.PingMessage, nil)
+		case data := <-h.pongs:
+			h.control(websocket.PongMessage, []byte(data))
 		}
 	}
 }
@@ -168,12 +181,12 @@ func (h *holder) beat() {
 func (h *holder) receive() (left bool) {
 	alive := func(string) error { return h.conn.SetReadDeadline(time.Now().Add(h.times.silence)) }
 	h.conn.SetPongHandler(alive)
-	ping := h.conn.PingHandler()
 	h.conn.SetPingHandler(func(data string) error {
-		if err := alive(""); err != nil {
-			return err
+		select {
+		case h.pongs <- data: // not from here: a full connection must not keep this loop from reading
+		default:
 		}
-		return ping(data)
+		return alive("")
 	})
 	for {
 		if alive("") != nil {
@@ -258,21 +271,31 @@ func (h *holder) text(r io.Reader) error {
 }
 
 // steady is a connection whose write deadline is one for progress: it begins
-// again with every piece that has been taken.
+// again with every piece that has been taken. Progress that had to be waited for
+// also is a sign of life, from a client that is too busy to answer pings.
 type steady struct {
 	net.Conn
-	stall time.Duration
+	times times
 }
 
-const steadyPiece = 64 << 10
+const (
+	steadyPiece = 64 << 10
+	// waited tells a write that the client had to make room for from one into free buffers.
+	waited = 5 * time.Millisecond
+)
 
 func (c steady) Write(p []byte) (int, error) {
 	for n := 0; ; {
+		begun := time.Now()
 		m, err := c.Conn.Write(p[n:min(n+steadyPiece, len(p))])
-		if n += m; err != nil || n == len(p) {
+		n += m
+		if now := time.Now(); err == nil && now.Sub(begun) > waited {
+			err = c.SetReadDeadline(now.Add(c.times.silence))
+		}
+		if err != nil || n == len(p) {
 			return n, err
 		}
-		if err := c.SetWriteDeadline(time.Now().Add(c.stall)); err != nil {
+		if err := c.SetWriteDeadline(time.Now().Add(c.times.stall)); err != nil {
 			return n, err
 		}
 	}

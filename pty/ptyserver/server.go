@@ -123,7 +123,7 @@ func (s *Server) ServeConn(c net.Conn) {
 	over := make(chan struct{})
 	conn := &served{Conn: c, closing: sync.OnceFunc(func() { close(over) })}
 	select {
-	case s.conns <- steady{conn, s.times.stall}:
+	case s.conns <- steady{conn, s.times}:
 	case <-s.closed:
 		_ = c.Close()
 		return
@@ -200,6 +200,7 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusBadRequest, proto.CodeBadBody, "error parsing request: %v", err)
 		return
 	}
+	made := proto.Created{Rows: c.Rows, Cols: c.Cols}
 	rows, cols := c.Rows, c.Cols
 	if rows == 0 && cols == 0 {
 		rows, cols = 24, 80
@@ -208,13 +209,13 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusBadRequest, proto.CodeBadBody, "rows and cols must be between 1 and 65535")
 		return
 	}
-	id := newID()
-	one := newSession(s, id, Spec{Command: c.Command, Cwd: c.Cwd, Env: c.Env, User: c.User}, rows, cols)
+	made.SessionID = newID()
+	one := newSession(s, made.SessionID, Spec{Command: c.Command, Cwd: c.Cwd, Env: c.Env, User: c.User}, rows, cols)
 	if !s.add(one) {
 		fail(w, http.StatusServiceUnavailable, proto.CodeTooMany, "there are %d sessions whose processes run", maxSessions)
 		return
 	}
-	reply(w, http.StatusCreated, proto.Created{SessionID: id, Rows: rows, Cols: cols})
+	reply(w, http.StatusCreated, made)
 }
 
 // add records a session. The oldest that have ended make room, for it and for its output.
