@@ -83,7 +83,7 @@ func TestDockerCreateErrorsSayWhatIsWrong(t *testing.T) {
 		{"main process that ends", with(dockerWays["engine"], "create", settings{"keepalive_cmd": "exit 3"}), core.Spec{Image: tag}, "ended"},
 		{"entry point that is not there", nil, core.Spec{Image: tag, Entrypoint: []string{"/no/program"}}, "/no/program"},
 		{"host that is no engine", settings{"connection": settings{"host": "unix://" + filepath.Join(t.TempDir(), "none.sock")}}, core.Spec{Image: tag}, "does not exist"},
-		{"sidecars", nil, core.Spec{Image: tag, Sidecars: []core.SidecarSpec{{Name: "a", Image: "b"}}}, "sidecars"},
+		{"sidecar whose image is not there", nil, core.Spec{Image: tag, Sidecars: []core.SidecarSpec{{Name: "a", Image: "127.0.0.1:9/none"}}}, `sidecar "a"`},
 		{"volume whose source is missing", nil, core.Spec{Image: tag, ProviderOptions: map[string]any{"run_args": []any{"--mount", "type=bind,src=/no/such/source,dst=/x"}}}, "/no/such/source"},
 	} {
 		t.Run(strings.ReplaceAll(c.name, " ", "_"), func(t *testing.T) {
