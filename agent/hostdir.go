@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -17,9 +19,10 @@ import (
 )
 
 const (
-	socketName = "agent.sock"
-	tokenName  = "token"
-	runName    = "run"
+	socketName    = "agent.sock"
+	tokenName     = "token"
+	runName       = "run"
+	signatureName = "owner.json"
 )
 
 // HostDir is a sandbox's folder on this host. Its parent is closed to other
@@ -138,4 +141,60 @@ func (d *HostDir) Remove() error {
 		return fmt.Errorf("remove the sandbox's folder: %w", err)
 	}
 	return nil
+}
+
+// Signature tells others whose a folder is, so that they can clear it away when its owner is dead and nothing of the
+// sandbox is left where it ran.
+type Signature struct {
+	Owner    core.Owner `json:"owner"`
+	Provider string     `json:"provider"`
+	Location string     `json:"location"` // of the provider's backend
+}
+
+// Sign writes the signature.
+func (d *HostDir) Sign(s Signature) error {
+	raw, err := json.Marshal(s)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(d.Path, signatureName), raw, 0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("sign the sandbox's folder: %w", err)
+	}
+	return nil
+}
+
+// Signed is a sandbox's folder that was signed.
+type Signed struct {
+	ID string
+	Signature
+	Made time.Time
+	Dir  *HostDir // without its token
+}
+
+// SignedHostDirs lists the folders of this user's sandboxes that are signed.
+func SignedHostDirs() ([]Signed, error) {
+	state, err := core.StateDir()
+	if err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir(filepath.Join(state, "s"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("look through the sandboxes' folders: %w", err)
+	}
+	var found []Signed
+	for _, e := range entries {
+		path := filepath.Join(state, "s", e.Name())
+		file := filepath.Join(path, signatureName)
+		st, err := os.Stat(file)
+		if err != nil {
+			continue // not signed, or removed meanwhile
+		}
+		raw, err := os.ReadFile(file)
+		s := Signed{ID: e.Name(), Made: st.ModTime(), Dir: &HostDir{Path: path}}
+		if err != nil || json.Unmarshal(raw, &s.Signature) != nil {
+			continue // its owner was killed while it signed, or it is removed at this moment
+		}
+		found = append(found, s)
+	}
+	return found, nil
 }

@@ -163,6 +163,19 @@ typedef struct ngs_event {
  * cancelled. Repeating it is no error.
  */
 #define NGS_OP_PTY_CLOSE 28
+/*
+ * {"provider", "after"}: the sandboxes of all processes, by id, from the one after "after" on -> {"sandboxes": [{"sandbox_id",
+ *  "provider", "run", "host", "pid", "owner": "alive", "dead" or "unknown", "created_at", "expires_at" (seconds since 1970, 0:
+ *  none), "status", "leftover": nothing but files is left, "kept": why it should not be reaped, "" when it can be}],
+ *  "more": true when another call is needed}
+ */
+#define NGS_OP_LIST 32
+/*
+ * {"provider", "id"}: ends a sandbox, whoever uses it, and removes all of it; one that is gone is no error. Without an id it
+ * forgets what dead processes noted about sandboxes that are gone.
+ */
+#define NGS_OP_REAP 33
+#define NGS_OP_EXAMINE 34 /* {"provider"} -> {"facts": [{"name", "value", "origin", "problem"}]}: what it works with */
 #define NGS_OP_TEST 1000       /* provokes faults; only with NGS_TEST_HOOKS=1 in the environment */
 
 /* ---- the library ---------------------------------------------------------------------------------------------------- */

@@ -8,5 +8,8 @@ func (s *Sandbox) Release() {
 	if s.state == stateRunning {
 		s.inst.Detach()
 		s.state = stateDetached
+		if s.borrowed {
+			s.ledger.handedOver(s.provider, s.inst.ID(), false)
+		}
 	}
 }

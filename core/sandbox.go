@@ -14,6 +14,7 @@ import (
 type Sandbox struct {
 	provider Provider
 	spec     Spec
+	ledger   *Ledger // nil: this process's use of it is not noted
 
 	// mu guards all below. It is never held during a call to the provider.
 	mu       sync.Mutex
@@ -51,12 +52,16 @@ type stopCall struct {
 const stopTimeout = 60 * time.Second
 
 // NewSandbox prepares a sandbox; nothing runs until Start.
-func NewSandbox(p Provider, spec Spec) *Sandbox {
-	return &Sandbox{provider: p, spec: spec, defaults: Defaults{Workdir: spec.Workdir}}
+func NewSandbox(p Provider, spec Spec, options ...SandboxOption) *Sandbox {
+	s := &Sandbox{provider: p, spec: spec, defaults: Defaults{Workdir: spec.Workdir}}
+	for _, o := range options {
+		o(s)
+	}
+	return s
 }
 
 // Connect takes up a sandbox that Serialize described, here or in another process.
-func Connect(ctx context.Context, p Provider, descriptor map[string]any) (*Sandbox, error) {
+func Connect(ctx context.Context, p Provider, descriptor map[string]any, options ...SandboxOption) (*Sandbox, error) {
 	c, ok := p.(Connector)
 	if !ok {
 		return nil, Errorf(KindNotSupported, "connect", "provider %s can't connect to a sandbox of another process", p.Name())
@@ -65,7 +70,12 @@ func Connect(ctx context.Context, p Provider, descriptor map[string]any) (*Sandb
 	if err != nil {
 		return nil, WithSandbox(err, KindSandbox, "connect", p.Name(), "")
 	}
-	return &Sandbox{provider: p, state: stateRunning, inst: inst, borrowed: true, defaults: defaults, kept: defaults}, nil
+	s := &Sandbox{provider: p, state: stateRunning, inst: inst, borrowed: true, defaults: defaults, kept: defaults}
+	for _, o := range options {
+		o(s)
+	}
+	s.ledger.connected(p, inst.ID())
+	return s, nil
 }
 
 // Start makes the sandbox and writes its files. When it fails, or ctx ends, or
@@ -90,6 +100,9 @@ func (s *Sandbox) Start(ctx context.Context) error {
 	s.mu.Unlock()
 
 	inst, err := s.provider.Create(ctx, s.spec)
+	if err == nil {
+		s.ledger.started(s.provider, inst.ID(), s.spec.TTL)
+	}
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -291,6 +304,9 @@ func (s *Sandbox) Serialize(ctx context.Context, scope string) (map[string]any, 
 		return nil, Errorf(KindNotSupported, "serialize", "provider %s can't share a sandbox between processes", s.provider.Name())
 	}
 	d, err := c.Serialize(ctx, inst, scope, defaults)
+	if err == nil {
+		s.ledger.handedOver(s.provider, inst.ID(), true)
+	}
 	return d, WithSandbox(err, KindSandbox, "serialize", s.provider.Name(), inst.ID())
 }
 
@@ -307,6 +323,7 @@ func (s *Sandbox) Disconnect() error {
 		s.terminals.abandon(errors.New("the sandbox was disconnected"))
 		s.inst.Detach()
 		s.state = stateDetached
+		s.ledger.handedOver(s.provider, s.inst.ID(), false)
 	}
 	return nil
 }
@@ -359,6 +376,7 @@ func (s *Sandbox) destroy(ctx context.Context, call *stopCall) {
 	err := guard(func() error { return s.inst.Destroy(ctx) })
 	if err == nil {
 		s.terminals.abandon(errStopped)
+		s.ledger.ended(s.provider, s.inst.ID())
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -26,6 +26,7 @@ const (
 type Library struct {
 	table     table
 	registry  *core.Registry
+	ledger    *core.Ledger   // what this process uses, for those who come after its death
 	testHooks bool           // NGS_TEST_HOOKS=1: operations that provoke faults are allowed
 	running   sync.WaitGroup // operations and releases under way
 
@@ -39,7 +40,7 @@ type Library struct {
 
 // New makes a library that serves the providers of a registry.
 func New(registry *core.Registry) *Library {
-	return &Library{registry: registry, testHooks: os.Getenv("NGS_TEST_HOOKS") == "1"}
+	return &Library{registry: registry, ledger: core.NewLedger(), testHooks: os.Getenv("NGS_TEST_HOOKS") == "1"}
 }
 
 // safeGo starts a goroutine whose panic ends neither it silently nor the process: it is recorded.
@@ -252,6 +253,7 @@ func (l *Library) Shutdown(timeout time.Duration) Code {
 			})
 		}
 		closing.Wait()
+		_ = l.ledger.Close() // the process is ending
 	})
 	select {
 	case <-over:

@@ -36,6 +36,9 @@ const (
 	opPTYReattach   uint32 = 26
 	opPTYInfo       uint32 = 27
 	opPTYClose      uint32 = 28
+	opList          uint32 = 32
+	opReap          uint32 = 33
+	opExamine       uint32 = 34
 	opTest          uint32 = 1000
 )
 
@@ -69,6 +72,9 @@ func init() {
 		opPTYReattach:   onTerminal((*terminal).reattach),
 		opPTYInfo:       onTerminal(func(*terminal, context.Context) error { return nil }),
 		opPTYClose:      ptyClose,
+		opList:          list,
+		opReap:          reap,
+		opExamine:       examine,
 		opTest:          provoke,
 	}
 }
@@ -168,7 +174,7 @@ func create(o *operation, req []byte) (reply, error) {
 	if err != nil {
 		return reply{}, core.WithSandbox(err, core.KindInvalid, "create", p.Name(), "")
 	}
-	s := core.NewSandbox(p, spec)
+	s := core.NewSandbox(p, spec, core.WithLedger(o.bridge.lib.ledger))
 	if err := s.Start(o.ctx); err != nil {
 		if o.ctx.Err() != nil {
 			err = &core.Error{Kind: core.KindCanceled, Op: "create", Provider: p.Name(), Err: err}
@@ -218,7 +224,7 @@ func connect(o *operation, req []byte) (reply, error) {
 	if err != nil {
 		return reply{}, err
 	}
-	s, err := core.Connect(o.ctx, p, r.Descriptor)
+	s, err := core.Connect(o.ctx, p, r.Descriptor, core.WithLedger(o.bridge.lib.ledger))
 	if err != nil {
 		return reply{}, err
 	}

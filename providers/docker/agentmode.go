@@ -77,6 +77,9 @@ func (p *Provider) agentContainer(ctx context.Context, pl *plan, w way, inst *in
 	if inst.host, err = agent.NewHostDir(pl.name); err != nil {
 		return s, err
 	}
+	if err := inst.host.Sign(agent.Signature{Owner: core.Self(), Provider: providerName, Location: p.Location()}); err != nil {
+		return s, err
+	}
 	if w == waySocket {
 		path, err := agent.Binary(pl.engine.Arch)
 		if err != nil {

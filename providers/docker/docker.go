@@ -47,13 +47,17 @@ type Provider struct {
 
 // Statically checked: what a docker provider can do beyond the minimum.
 var (
-	_ core.Factory          = New
-	_ core.Connector        = (*Provider)(nil)
-	_ core.DefaultTimeouter = (*Provider)(nil)
-	_ core.OutputLimiter    = (*Provider)(nil)
-	_ core.Pauser           = (*instance)(nil)
-	_ core.EndpointResolver = (*instance)(nil)
-	_ core.Sidecars         = (*instance)(nil)
+	_ core.Factory           = New
+	_ core.Connector         = (*Provider)(nil)
+	_ core.DefaultTimeouter  = (*Provider)(nil)
+	_ core.HandoverTimeouter = (*Provider)(nil)
+	_ core.OutputLimiter     = (*Provider)(nil)
+	_ core.Located           = (*Provider)(nil)
+	_ core.Janitor           = (*Provider)(nil)
+	_ core.Examiner          = (*Provider)(nil)
+	_ core.Pauser            = (*instance)(nil)
+	_ core.EndpointResolver  = (*instance)(nil)
+	_ core.Sidecars          = (*instance)(nil)
 )
 
 // New makes a provider from its configuration block. It contacts no engine:
@@ -113,6 +117,9 @@ func (p *Provider) DefaultExecTimeout() time.Duration {
 	}
 	return seconds(*p.cfg.Exec.DefaultTimeoutS)
 }
+
+// HandoverTimeout implements core.HandoverTimeouter.
+func (p *Provider) HandoverTimeout() time.Duration { return seconds(p.cfg.Create.HandoverTimeoutS) }
 
 // MaxOutputBytes implements core.OutputLimiter.
 func (p *Provider) MaxOutputBytes() int64 { return p.cfg.Exec.MaxOutputBytes }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/filters"
 	"github.com/docker/docker/api/types/image"
 	"github.com/docker/docker/api/types/network"
 	"github.com/docker/docker/api/types/volume"
@@ -34,6 +35,8 @@ type engine interface {
 	// ContainerExit gives a channel with the code of the container's next end, asked for before it starts.
 	ContainerExit(ctx context.Context, name string) <-chan int64
 	ContainerRemove(ctx context.Context, name string) error
+	// ContainerList gives the containers in any state that have a label.
+	ContainerList(ctx context.Context, label string) ([]container.Summary, error)
 	ContainerPause(ctx context.Context, name string) error
 	ContainerUnpause(ctx context.Context, name string) error
 	ExecCreate(ctx context.Context, name string, o container.ExecOptions) (string, error)
@@ -170,6 +173,10 @@ func (m *moby) ContainerExit(ctx context.Context, name string) <-chan int64 {
 
 func (m *moby) ContainerRemove(ctx context.Context, name string) error {
 	return m.c.ContainerRemove(ctx, name, container.RemoveOptions{Force: true, RemoveVolumes: true})
+}
+
+func (m *moby) ContainerList(ctx context.Context, label string) ([]container.Summary, error) {
+	return m.c.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", label))})
 }
 
 func (m *moby) ContainerPause(ctx context.Context, name string) error {

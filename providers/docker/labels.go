@@ -2,13 +2,13 @@ package docker
 
 import (
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/hex"
 	"maps"
-	"os"
 	"strconv"
-	"strings"
-	"sync"
 	"time"
+
+	"github.com/nemo-gym/nemo_gym_sandbox/core"
 )
 
 // Labels of what this provider makes. The first is how others find sandboxes;
@@ -19,6 +19,9 @@ const (
 	labelRun        = labelPrefix + "run"
 	labelOwnerPID   = labelPrefix + "owner-pid"
 	labelOwnerStart = labelPrefix + "owner-start" // when that process started, in clock ticks after boot: pids are used again
+	labelOwnerBoot  = labelPrefix + "owner-boot"
+	labelOwnerSpace = labelPrefix + "owner-pid-space"
+	labelOwnerState = labelPrefix + "owner-state" // which state directory the owner's ledger lies in, see stateMark
 	labelHost       = labelPrefix + "host"
 	labelCreated    = labelPrefix + "created"
 	labelVersion    = labelPrefix + "version"
@@ -31,24 +34,40 @@ const (
 const version = "0.1.0"
 
 // processLabels are the same for everything that this process makes.
-var processLabels = sync.OnceValue(func() map[string]string {
-	run := os.Getenv("NEMO_GYM_RUN_ID")
-	if run == "" {
-		run = randomHex(6)
-	}
-	host, err := os.Hostname()
-	if err != nil {
-		host = "unknown"
-	}
+func processLabels() map[string]string {
+	me := core.Self()
 	return map[string]string{
 		labelSandbox:    "1",
-		labelRun:        run,
-		labelOwnerPID:   strconv.Itoa(os.Getpid()),
-		labelOwnerStart: processStart("self"),
-		labelHost:       host,
+		labelRun:        me.Run,
+		labelOwnerPID:   strconv.Itoa(me.PID),
+		labelOwnerStart: me.Start,
+		labelOwnerBoot:  me.Boot,
+		labelOwnerSpace: me.Space,
+		labelOwnerState: stateMark(),
+		labelHost:       me.Host,
 		labelVersion:    version,
 	}
-})
+}
+
+// ownerOf reads who made a container.
+func ownerOf(labels map[string]string) core.Owner {
+	pid, _ := strconv.Atoi(labels[labelOwnerPID]) // 0 is nobody
+	return core.Owner{
+		Run: labels[labelRun], Host: labels[labelHost], Boot: labels[labelOwnerBoot], Space: labels[labelOwnerSpace],
+		PID: pid, Start: labels[labelOwnerStart],
+	}
+}
+
+// stateMark stands for this user's state directory: whoever has another one can't see the ledgers and folders in it, and
+// so not whether a sandbox is still used. The path itself is nobody's business.
+func stateMark() string {
+	dir, err := core.StateDir()
+	if err != nil {
+		return ""
+	}
+	sum := sha256.Sum256([]byte(dir))
+	return hex.EncodeToString(sum[:6])
+}
 
 // newLabels are the labels of one new sandbox.
 func newLabels(w way, ttl time.Duration) map[string]string {
@@ -60,22 +79,6 @@ func newLabels(w way, ttl time.Duration) map[string]string {
 		labels[labelTTL] = strconv.FormatFloat(ttl.Seconds(), 'f', -1, 64)
 	}
 	return labels
-}
-
-// processStart reads when a process started, in clock ticks since boot, "" when it can't be told.
-func processStart(pid string) string {
-	stat, err := os.ReadFile("/proc/" + pid + "/stat")
-	if err != nil {
-		return ""
-	}
-	// The second field is the program's name in parentheses, with anything in it.
-	at := strings.LastIndexByte(string(stat), ')')
-	fields := strings.Fields(string(stat[at+1:]))
-	const startTime = 22 - 3 // its place in the whole line, less what was cut off
-	if at < 0 || len(fields) <= startTime {
-		return ""
-	}
-	return fields[startTime]
 }
 
 // randomHex is n random bytes in hexadecimal.

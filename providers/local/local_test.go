@@ -442,10 +442,12 @@ func TestLeftoversOfTheDeadAreCleared(t *testing.T) {
 	if err := gone.Start(); err != nil {
 		t.Fatal(err)
 	}
-	owner, err := identify(gone.Process.Pid)
+	id, err := identify(gone.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
 	}
+	owner := core.Self()
+	owner.PID, owner.Start = id.PID, id.Start
 	if err := gone.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}

@@ -61,6 +61,9 @@ func (p *provider) Name() string { return name }
 // DefaultExecTimeout implements core.DefaultTimeouter.
 func (p *provider) DefaultExecTimeout() time.Duration { return seconds(p.cfg.DefaultTimeoutS) }
 
+// HandoverTimeout implements core.HandoverTimeouter.
+func (p *provider) HandoverTimeout() time.Duration { return seconds(p.cfg.HandoverTimeoutS) }
+
 // MaxOutputBytes implements core.OutputLimiter.
 func (p *provider) MaxOutputBytes() int64 { return p.cfg.MaxOutputBytes }
 
@@ -108,16 +111,13 @@ func (p *provider) create(ctx context.Context, id string, spec core.Spec) (_ *in
 	if err != nil {
 		return nil, err
 	}
-	owner, err := identify(os.Getpid())
-	if err != nil {
-		return nil, err
-	}
 	dir, err := agent.NewHostDir(id)
 	if err != nil {
 		return nil, fmt.Errorf("make the sandbox's folder: %w", err)
 	}
 	in := &instance{provider: p, id: id, dir: dir, rec: record{
-		Owner: owner, Isolated: p.bwrap != "", Network: p.cfg.Network, Workspace: spec.Workdir,
+		Owner: core.Self(), Created: time.Now().UTC(), TTLS: spec.TTL.Seconds(),
+		Isolated: p.bwrap != "", Network: p.cfg.Network, Workspace: spec.Workdir,
 	}}
 	defer func() {
 		if err != nil {

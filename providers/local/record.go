@@ -16,12 +16,14 @@ import (
 // record is what a sandbox's folder tells another process about it, so that it
 // can be connected to, ended, or cleared away when its creator is dead.
 type record struct {
-	Owner     procID `json:"owner"` // the process that made the sandbox
-	Agent     procID `json:"agent"` // zero until it was started
-	Isolated  bool   `json:"isolated"`
-	Network   string `json:"network"`
-	Workspace string `json:"workspace"`
-	Owned     bool   `json:"owned"` // the workspace goes with the sandbox
+	Owner     core.Owner `json:"owner"` // the process that made the sandbox
+	Agent     procID     `json:"agent"` // zero until it was started
+	Created   time.Time  `json:"created"`
+	TTLS      float64    `json:"ttl_s"` // 0: none
+	Isolated  bool       `json:"isolated"`
+	Network   string     `json:"network"`
+	Workspace string     `json:"workspace"`
+	Owned     bool       `json:"owned"` // the workspace goes with the sandbox
 }
 
 // Names inside a sandbox's folder.
@@ -97,8 +99,7 @@ func inUse(dir string) bool {
 		st, err := os.Stat(dir)
 		return err != nil || time.Since(st.ModTime()) < recordGrace
 	}
-	here, err := realm()
-	return err != nil || rec.Owner.Realm != here || rec.Owner.alive() || rec.Agent.alive()
+	return rec.Owner.State() != core.OwnerDead || rec.Agent.alive() || rec.Agent.PID == 0 && len(processesOf(dir)) > 0
 }
 
 // clearFolder removes a sandbox's folder and the workspace that goes with it.
