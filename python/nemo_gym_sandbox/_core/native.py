@@ -350,6 +350,35 @@ class NativeProvider:
         """Attach to a terminal session."""
         return await pty.attach(self._raw(handle), session_id, takeover, since)
 
+    # ---------------------------------------------------------------- for those who clear up
+
+    async def _list(self) -> list[dict[str, Any]]:
+        """The sandboxes that any process made on this backend, by id; capi/ngs.h tells the keys."""
+        found: list[dict[str, Any]] = []
+        more = True
+        while more:
+            after = found[-1]["sandbox_id"] if found else ""
+            request = codec.encode({"provider": self._native.number, "after": after})
+            page = (await self._call(codec.LIST, request)).json()
+            found += page["sandboxes"]
+            more = page["more"]
+        return found
+
+    async def _reap(self, sandbox_id: str) -> None:
+        """End a sandbox, whoever uses it, and remove all of it. One that is gone is no error."""
+        if not sandbox_id:
+            raise ValueError("sandbox_id must not be empty")
+        await self._call(codec.REAP, codec.encode({"provider": self._native.number, "id": sandbox_id}))
+
+    async def _tidy(self) -> None:
+        """Forget what dead processes noted about sandboxes that are gone."""
+        await self._call(codec.REAP, codec.encode({"provider": self._native.number}))
+
+    async def _examine(self) -> list[dict[str, str]]:
+        """What the provider would work with: name, value, origin and problem of each thing."""
+        reply = await self._call(codec.EXAMINE, codec.encode({"provider": self._native.number}))
+        return reply.json()["facts"]
+
     # ---------------------------------------------------------------- plumbing
 
     def _raw(self, handle: SandboxHandle) -> NativeSandbox:
