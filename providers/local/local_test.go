@@ -431,6 +431,43 @@ func TestConnectRefusesWhatIsNoLocalSandbox(t *testing.T) {
 	}
 }
 
+// Containers of an engine start and stop while bubblewrap goes through this machine's mounts. Another program stands in
+// its place that fails as it did then, and is bubblewrap after that.
+func TestMountsThatComeAndGoFailNoStart(t *testing.T) {
+	said := []string{
+		`bwrap: Can't bind mount /oldroot/ on /newroot/: Unable to apply mount flags: remount "/newroot/var/lib/docker/overlay2/5a16-init/merged": No such file or directory`,
+		`bwrap: Can't bind mount /oldroot/ on /newroot/: Unable to apply mount flags: remount "/newroot/tmp/mm/b/2": Invalid argument`,
+	}
+	state, work := home(t)
+	p := newProvider(t, map[string]any{"isolation": "bwrap", "workspace_root": work})
+	real := p.bwrap
+	stand := func(times int, message string) {
+		dir := t.TempDir()
+		script := fmt.Sprintf("#!/bin/sh\nfor n in %s; do mkdir %s/$n 2>/dev/null && { echo '%s' >&2; exit 1; }; done\nexec %s \"$@\"\n",
+			strings.Join(strings.Split("abcdefghijkl"[:times], ""), " "), dir, strings.ReplaceAll(message, "'", `'\''`), real)
+		p.bwrap = filepath.Join(dir, "bwrap")
+		if err := os.WriteFile(p.bwrap, []byte(script), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, message := range said {
+		stand(3, message)
+		if code, out := run(t, create(t, p, core.Spec{}), "echo ok"); code != 0 || out != "ok\n" {
+			t.Errorf("%d %s", code, out)
+		}
+	}
+	before, _ := filepath.Glob(state + "/*/s/*")
+	for times, message := range map[int]string{12: said[0], 1: "bwrap: Can't bind mount /oldroot/: Permission denied"} {
+		stand(times, message)
+		if _, err := p.Create(t.Context(), core.Spec{}); err == nil || !strings.Contains(err.Error(), message) {
+			t.Errorf("%s: %v", message, err)
+		}
+	}
+	if after, _ := filepath.Glob(state + "/*/s/*"); len(after) != len(before) {
+		t.Errorf("left: %v", after)
+	}
+}
+
 // What a process left that died is cleared away by the next one, and nothing else.
 func TestLeftoversOfTheDeadAreCleared(t *testing.T) {
 	state, work := home(t)

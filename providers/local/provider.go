@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"runtime"
+	"strings"
 	"sync"
 	"time"
 
@@ -96,6 +97,9 @@ func (p *provider) Create(ctx context.Context, spec core.Spec) (core.Instance, e
 	startCtx, cancel := context.WithTimeoutCause(ctx, ready, fmt.Errorf("the sandbox was not ready within %gs", ready.Seconds()))
 	defer cancel()
 	in, err := p.create(startCtx, id, spec)
+	for try := 1; err != nil && try < startTries && startCtx.Err() == nil && mountsChanged(err); try++ {
+		in, err = p.create(startCtx, id, spec)
+	}
 	if err != nil {
 		kind := core.KindCreate
 		if ctx.Err() != nil {
@@ -104,6 +108,15 @@ func (p *provider) Create(ctx context.Context, spec core.Spec) (core.Instance, e
 		return nil, core.WithSandbox(err, kind, "create", name, id)
 	}
 	return in, nil
+}
+
+// startTries bounds the starts of a sandbox while this machine's mounts come and go.
+const startTries = 8
+
+// mountsChanged tells whether bubblewrap failed because a mount vanished while it went through them, as happens where
+// containers start and stop at the same time. Nothing of the sandbox has run then.
+func mountsChanged(err error) bool {
+	return strings.Contains(err.Error(), "bwrap: ") && strings.Contains(err.Error(), "Unable to apply mount flags: remount")
 }
 
 func (p *provider) create(ctx context.Context, id string, spec core.Spec) (_ *instance, err error) {
