@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from nemo_gym_sandbox._loop_thread import LoopThread
 from nemo_gym_sandbox._sync_pty import SyncSandboxPty
@@ -187,6 +187,25 @@ class Sandbox:
     def download(self, remote: str | os.PathLike[str], local: str | os.PathLike[str]) -> None:
         """Copy one file of the sandbox to the local file system."""
         self._thread.run(self._sandbox.download, remote, local)
+
+    def upload_dir(
+        self, local: str | os.PathLike[str], remote: str | os.PathLike[str], *, concurrency: int = 8
+    ) -> None:
+        """Copy what is in a local directory into one of the sandbox."""
+        self._thread.run(self._sandbox.upload_dir, local, remote, concurrency=concurrency)
+
+    def download_dir(
+        self,
+        remote: str | os.PathLike[str],
+        local: str | os.PathLike[str],
+        *,
+        concurrency: int = 8,
+        outside_links: Literal["refuse", "skip", "keep"] = "refuse",
+    ) -> None:
+        """Copy what is in a directory of the sandbox into a local one."""
+        self._thread.run(
+            self._sandbox.download_dir, remote, local, concurrency=concurrency, outside_links=outside_links
+        )
 
     # ---- state
 

@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from nemo_gym_sandbox import telemetry
 from nemo_gym_sandbox._cleanup import finish
@@ -315,6 +315,47 @@ class AsyncSandbox:
         handle = self._life.handle()
         await self._tell_defaults(handle)
         await self._life.provider.download_file(handle, str(remote), Path(local))
+
+    async def upload_dir(
+        self, local: str | os.PathLike[str], remote: str | os.PathLike[str], *, concurrency: int = 8
+    ) -> None:
+        """Copy what is in a local directory into one of the sandbox, which is made where it is missing.
+
+        Kept are empty directories, permissions (of the directory itself only its content's), and links as links,
+        whatever they lead to. Not kept are owners, times and hard links; sockets, pipes and devices are left out with a
+        warning. What exists in the sandbox under other names stays. ``concurrency`` files are copied at a time.
+
+        Links, empty directories and unusual permissions need a shell in the sandbox; a tree without them does not.
+        Raises ValueError for a name that is not UTF-8. After a failure a part of the files may be there.
+        """
+        self._life.handle()
+        from nemo_gym_sandbox import _trees
+
+        await _trees.upload(self, Path(local), str(remote), concurrency)
+
+    async def download_dir(
+        self,
+        remote: str | os.PathLike[str],
+        local: str | os.PathLike[str],
+        *,
+        concurrency: int = 8,
+        outside_links: Literal["refuse", "skip", "keep"] = "refuse",
+    ) -> None:
+        """Copy what is in a directory of the sandbox into a local one, which is made where it is missing.
+
+        The same is kept as by :meth:`upload_dir`, except that local directories stay open to their owner; without
+        ``find`` and ``stat`` in the sandbox permissions are told by what can be executed. It needs a shell there.
+
+        The sandbox is not trusted: nothing is written outside of ``local``, also not through links that are there
+        already. A link that leads out of the tree would mean a file of this machine: ``outside_links`` refuses the
+        download with RuntimeError before it begins, skips such links with a warning, or keeps them as they are.
+
+        Raises RuntimeError when the directory cannot be listed, or has a name that is not UTF-8.
+        """
+        self._life.handle()
+        from nemo_gym_sandbox import _trees
+
+        await _trees.download(self, str(remote), Path(local), concurrency, outside_links)
 
     # ---- state
 

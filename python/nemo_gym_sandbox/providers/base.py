@@ -318,7 +318,8 @@ class SandboxProvider(Protocol):
     """One backend, as the public API uses it.
 
     ``create`` gets the whole spec; ``spec.files`` are then uploaded one by one. A provider whose ``create`` writes them
-    says so with a class attribute ``writes_spec_files = True``.
+    says so with a class attribute ``writes_spec_files = True``, and one whose ``upload_file`` keeps the file's
+    permissions with ``keeps_file_modes = True``; otherwise ``upload_dir`` sets them with a command.
     """
 
     @property

@@ -172,6 +172,7 @@ class DockerProvider(NativeProvider):
 
     name: ClassVar[str] = "docker"
     writes_spec_files: ClassVar[bool] = True
+    keeps_file_modes: ClassVar[bool] = True
     create_error: ClassVar[type[SandboxCreateError]] = DockerCreateError
 
     @check.named_keywords

@@ -33,6 +33,7 @@ class LocalProvider(NativeProvider):
 
     name: ClassVar[str] = "local"
     writes_spec_files: ClassVar[bool] = True
+    keeps_file_modes: ClassVar[bool] = True
 
     @check.named_keywords
     def __init__(
