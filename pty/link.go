@@ -3,6 +3,7 @@ package pty
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gorilla/websocket"
@@ -16,6 +17,9 @@ type link struct {
 	done  chan struct{} // closed with the connection
 	drop  func()
 	pongs chan string
+
+	leaving atomic.Bool // whoever reads waits for the end only
+	deaf    bool        // output is not taken any more; the pump's
 
 	beating sync.WaitGroup
 	writing chan struct{} // holds one entry while a message is written
@@ -74,10 +78,30 @@ func (l *link) control(kind int, data string) {
 	}
 }
 
-// leave says good-bye and drops the connection. Idempotent.
-func (l *link) leave() {
+// patience is how long the server has to answer a good-bye.
+const patience = time.Second
+
+// leave says good-bye and lets the pump read until the server has answered: by
+// then it has taken all input that was sent before. A server that does not is left without.
+func (l *link) leave(code int) {
+	l.leaving.Store(true)
+	if l.down() || l.goodbye(code) != nil {
+		l.drop()
+		return
+	}
+	t := time.AfterFunc(patience, l.drop)
+	go func() { <-l.done; t.Stop() }()
+}
+
+// goodbye tells the server that the connection ends.
+func (l *link) goodbye(code int) error {
+	return l.conn.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(code, ""), time.Now().Add(farewell))
+}
+
+// hangUp says good-bye and drops the connection.
+func (l *link) hangUp() {
 	if !l.down() {
-		_ = l.conn.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(websocket.CloseNormalClosure, ""), time.Now().Add(farewell))
+		_ = l.goodbye(websocket.CloseNormalClosure)
 	}
 	l.drop()
 }

@@ -77,7 +77,7 @@ func (s *Session) pump(ctx context.Context, l *link) {
 	for before := s.arrived(); ; {
 		err := s.receive(l, false)
 		if errors.Is(err, errExit) {
-			l.leave()
+			l.hangUp()
 		}
 		lived := time.Since(l.born)
 		l.drop()
@@ -427,7 +427,11 @@ func (s *Session) replayed(offset int64) (skip int64) {
 func (s *Session) put(l *link, to core.Stream, p []byte, greeting bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for !greeting && s.out[to].size > 0 && s.out[to].size+len(p) > maxBuffered {
+	for !l.deaf && !greeting && s.out[to].size > 0 && s.out[to].size+len(p) > maxBuffered {
+		if l.leaving.Load() {
+			l.deaf = true // it will come again
+			break
+		}
 		ch := s.changed.wait()
 		s.mu.Unlock()
 		select {
@@ -440,6 +444,9 @@ func (s *Session) put(l *link, to core.Stream, p []byte, greeting bool) error {
 			return errLinkDown
 		default:
 		}
+	}
+	if l.deaf {
+		return nil
 	}
 	s.out[to].add(p)
 	s.received += int64(len(p))

@@ -261,14 +261,13 @@ func (s *Session) send(ctx context.Context, op string, kind int, p []byte) error
 
 // Detach implements core.PTYSession.
 func (s *Session) Detach() error {
-	_, err := s.detach("pty detach", (*link).leave)
+	_, err := s.detach("pty detach", func(l *link) { l.leave(websocket.CloseNormalClosure) })
 	return err
 }
 
 // Suspend implements core.PTYSession.
 func (s *Session) Suspend() bool {
-	// Without a good-bye the server takes the connection for lost, and waits.
-	was, err := s.detach("pty suspend", func(l *link) { l.drop() })
+	was, err := s.detach("pty suspend", func(l *link) { l.leave(proto.CloseComesBack) })
 	return was && err == nil
 }
 
@@ -291,11 +290,13 @@ func (s *Session) detach(op string, leave func(*link)) (was bool, err error) {
 func (s *Session) halt(leave func(*link)) {
 	s.mu.Lock()
 	l, stop, pumping := s.link, s.stop, s.pumping
-	s.changed.fire()
 	s.mu.Unlock()
 	if l != nil {
 		leave(l)
 	}
+	s.mu.Lock()
+	s.changed.fire()
+	s.mu.Unlock()
 	if pumping != nil {
 		stop()
 		<-pumping
@@ -341,14 +342,14 @@ func (s *Session) Close(ctx context.Context) error {
 		return nil
 	}
 	if l != nil {
-		l.leave()
+		l.hangUp()
 	}
 	if stop != nil {
 		stop() // also ends whoever moves
 	}
 	s.moving <- struct{}{}
 	defer func() { <-s.moving }()
-	s.halt((*link).leave)
+	s.halt((*link).hangUp)
 	s.mu.Lock()
 	s.out = [2]buffer{}
 	s.mu.Unlock()
@@ -375,5 +376,5 @@ func (s *Session) Abandon(reason error) {
 	}
 	s.changed.fire()
 	s.mu.Unlock()
-	s.halt(func(l *link) { l.drop() })
+	s.halt((*link).hangUp)
 }

@@ -226,6 +226,25 @@ func TestAttachReplaysFromAnOffset(t *testing.T) {
 	assert.Equal(t, (numbered(300) + "end\n")[10:], string(r.rest(last.Read)))
 }
 
+func TestDetachLosesNoInput(t *testing.T) {
+	r := newRig(t)
+	s := r.open(core.PTYSpec{Command: "cat", NoTerminal: true})
+	var want strings.Builder
+	for i := range 50 {
+		line := fmt.Sprintf("line %d\n", i)
+		want.WriteString(line)
+		require.NoError(t, s.Write(r.ctx(), []byte(line)))
+		if i%2 == 0 {
+			require.NoError(t, s.Detach())
+		} else {
+			require.True(t, s.Suspend())
+		}
+		require.NoError(t, s.Reattach(r.ctx()))
+	}
+	require.NoError(t, s.Write(r.ctx(), []byte("END\n")))
+	assert.Equal(t, want.String()+"END\n", string(r.until(s, "END\n")))
+}
+
 func TestTakeoverEvictsTheHolder(t *testing.T) {
 	r := newRig(t)
 	s := r.open(core.PTYSpec{})

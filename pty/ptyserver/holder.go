@@ -195,7 +195,7 @@ func (h *holder) receive() (left bool) {
 		kind, r, err := h.conn.NextReader()
 		if err != nil {
 			var bye *websocket.CloseError
-			return errors.As(err, &bye) && bye.Code != websocket.CloseAbnormalClosure
+			return errors.As(err, &bye) && bye.Code != websocket.CloseAbnormalClosure && bye.Code != proto.CloseComesBack
 		}
 		if kind == websocket.BinaryMessage {
 			err = h.binary(r)

@@ -90,7 +90,11 @@ func (p *place) session(command string) (*session, *websocket.Conn) {
 	p.t.Helper()
 	one := newSession(p.s, newID(), Spec{Command: command}, 24, 80)
 	require.True(p.t, p.s.add(one))
-	return one, p.dial(one)
+	conn := p.dial(one)
+	_, msg, err := conn.ReadMessage()
+	require.NoError(p.t, err)
+	require.Contains(p.t, string(msg), "connected")
+	return one, conn
 }
 
 func (p *place) dial(one *session) *websocket.Conn {
@@ -110,12 +114,14 @@ func (p *place) total(one *session) int64 { return one.info().OutputOffset }
 // settled waits until the process prints no more, and gives how much it has printed.
 func (p *place) settled(one *session) int64 {
 	p.t.Helper()
-	last := int64(-1)
+	last, same := int64(-1), 0
 	require.Eventually(p.t, func() bool {
 		now := p.total(one)
-		defer func() { last = now }()
-		return now > 0 && now == last
-	}, patience, 30*time.Millisecond)
+		if same++; now != last || now == 0 {
+			last, same = now, 0
+		}
+		return same == 15
+	}, patience, 20*time.Millisecond)
 	return last
 }
 

@@ -39,6 +39,7 @@ const (
 // Codes of close messages.
 const (
 	CloseTakenOver = 4001 // another client holds the session now
+	CloseComesBack = 4002 // from a client that will be back within seconds: its output is to wait
 	CloseRefused   = 1008 // what a proxy makes of a refused handshake
 )
 

@@ -56,6 +56,8 @@ type Config struct {
 	NoTTL bool
 	// NoEntrypoint: the spec's entrypoint is not run, or its end is not the sandbox's.
 	NoEntrypoint bool
+	// NoTerminals: there are no terminal sessions.
+	NoTerminals bool
 	// RemoteProcesses: this machine's /proc does not show the processes of sandboxes.
 	RemoteProcesses bool
 	// RemoteFiles: files cross a network, so the largest are left out.
@@ -92,6 +94,8 @@ func Run(t *testing.T, cfg Config) {
 	t.Run("output", func(t *testing.T) { runShared(t, cfg, outputCases) })
 	t.Run("timeout", func(t *testing.T) { runShared(t, cfg, timeoutCases) })
 	t.Run("files", func(t *testing.T) { runShared(t, cfg, fileCases) })
+	t.Run("terminal", func(t *testing.T) { runShared(t, cfg, terminalCases) })
+	t.Run("terminal_life", func(t *testing.T) { runOwn(t, cfg, terminalLifeCases) })
 	t.Run("lifecycle", func(t *testing.T) { runOwn(t, cfg, lifecycleCases) })
 	t.Run("share", func(t *testing.T) { runOwn(t, cfg, shareCases) })
 	if !t.Failed() {
