@@ -38,5 +38,5 @@ func TestDockerAgentOverStream(t *testing.T) {
 }
 
 func TestDockerEngineExec(t *testing.T) {
-	dockerSuite(t, settings{"exec": settings{"mode": "engine", "concurrency": 64}}, suite.Config{MaxInFlight: 20, Slow: 3})
+	dockerSuite(t, settings{"exec": settings{"mode": "engine", "concurrency": 64}}, suite.Config{MaxInFlight: 20, Slow: 3, NoTerminals: true})
 }
