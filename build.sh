@@ -236,7 +236,7 @@ go_lint() {
 	"$venv/bin/staticcheck" ./...
 }
 
-go_tests() { go test -race -timeout 20m ./...; }
+go_tests() { go test -race -timeout 30m ./...; }
 
 go_arch() { go test ./tests/go -run TestArchitecture; }
 
