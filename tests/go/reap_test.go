@@ -118,6 +118,7 @@ type harness struct {
 
 func startHarness(t *testing.T, run string, plan harnessPlan) *harness {
 	t.Helper()
+	t.Cleanup(func() { reapRun(t, run, plan) })
 	raw, err := json.Marshal(plan)
 	if err != nil {
 		t.Fatal(err)
@@ -149,6 +150,33 @@ func startHarness(t *testing.T, run string, plan harnessPlan) *harness {
 		}
 		if line == "ready" {
 			return h
+		}
+	}
+}
+
+// reapRun is for a test that fails half way: what it left would live on for ever.
+func reapRun(t *testing.T, run string, plan harnessPlan) {
+	config, err := json.Marshal(plan.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := all.Registry().New(plan.Provider, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	defer func() { _ = p.Close(ctx) }()
+	found, err := core.Survey(ctx, p)
+	if err != nil {
+		t.Error(err)
+	}
+	for _, f := range found {
+		if f.Owner.Run == run {
+			t.Logf("%s is left", f.ID)
+			if err := core.Reap(ctx, p, f.ID); err != nil {
+				t.Error(err)
+			}
 		}
 	}
 }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -93,12 +95,17 @@ class Harness:
 
     def processes(self) -> int:
         """How many of its sandboxes' commands live on this machine."""
+        return len(self.pids())
+
+    def pids(self) -> list[int]:
+        """Their numbers."""
         want = b"\0".join(word.encode() for word in self.marker.split()) + b"\0"
-        found = 0
+        found: list[int] = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
                 # A shell that execs the command, or busybox, may stand before it.
-                found += path.read_bytes().endswith(want)
+                if path.read_bytes().endswith(want):
+                    found.append(int(path.parent.name))
             except OSError:
                 continue  # it ended meanwhile
         return found
@@ -167,6 +174,20 @@ class Machine:
     def ledgers(self) -> list[str]:
         return sorted(path.name for path in (self.state / "runs").glob("*"))
 
+    def _kill_agents(self) -> None:
+        """Of a test that failed half way, perhaps because the program is broken: what it left would live on for ever."""
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                # Each of its children ends with the first process of its namespace; unisolated, it is killed by its marker.
+                if bytes(self.work.parent) in path.read_bytes() and int(path.parent.name) != os.getpid():
+                    os.kill(int(path.parent.name), signal.SIGKILL)
+            except OSError:
+                continue  # it ended meanwhile
+        for harness in self.harnesses:
+            for process in harness.pids():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+
     def close(self) -> None:
         for harness in self.harnesses:
             if harness.process.poll() is None:
@@ -174,7 +195,7 @@ class Machine:
             for pipe in (harness.process.stdin, harness.process.stdout):
                 if pipe is not None:
                     pipe.close()
-        self.run("reap", "--all", "--provider", "local")
+        self._kill_agents()
         for one in self.leftovers([one for harness in self.harnesses for one in harness.ids]):
             subprocess.run(["docker", "rm", "--force", one], check=False, capture_output=True, timeout=60)
 
