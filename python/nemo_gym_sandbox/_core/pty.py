@@ -209,6 +209,7 @@ class NativePtySession:
         self._outputs = _Output(bridge, stdout), _Output(bridge, stderr)
         self._turn = asyncio.Lock()  # of one writer at a time
         self._writers = 0  # that have it, or wait for it
+        self._sizing = asyncio.Lock()  # so that the last size wins
         self._moving = asyncio.Lock()  # of detaching and attaching
         self._burst = 0
         self._detached = False
@@ -356,7 +357,8 @@ class NativePtySession:
     async def resize(self, rows: int, cols: int) -> None:
         """Change the terminal's size. Raises ValueError for a size that no terminal can have."""
         self._check_input()
-        await self._call(codec.PTY_RESIZE, rows=rows, cols=cols)
+        async with self._sizing:
+            await self._call(codec.PTY_RESIZE, rows=rows, cols=cols)
 
     async def send_signal(self, signal: str) -> None:
         """Deliver SIGINT, SIGTERM, SIGKILL, SIGQUIT or SIGHUP to the session's process group; ValueError for others."""
