@@ -1,0 +1,284 @@
+package opensandbox
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"mime/multipart"
+	"net/http"
+	"net/textproto"
+	"net/url"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nemo-gym/nemo_gym_sandbox/core"
+)
+
+// fileMetadata says where an uploaded file goes. The daemon takes the octal digits of a mode as a decimal number.
+type fileMetadata struct {
+	Path  string  `json:"path"`
+	Owner *string `json:"owner"`
+	Group *string `json:"group"`
+	Mode  int     `json:"mode"`
+}
+
+func modeDigits(m fs.FileMode) int {
+	n, err := strconv.Atoi(strconv.FormatUint(uint64(m.Perm()), 8))
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// inside is a file's path in the sandbox, as the default directory makes it absolute.
+func (i *instance) inside(p string) string {
+	if dir := i.defaults().Workdir; dir != "" && !path.IsAbs(p) && !strings.HasPrefix(p, "~") {
+		return path.Join(dir, p)
+	}
+	return p
+}
+
+// Upload implements core.Instance. The file keeps its mode and belongs to the default user.
+func (i *instance) Upload(ctx context.Context, localPath, remotePath string) error {
+	if err := i.healthy(); err != nil {
+		return err
+	}
+	err := i.ops().retry(ctx, "uploading a file to sandbox "+i.id, func(ctx context.Context) error {
+		f, err := os.Open(localPath)
+		if err != nil {
+			return core.Errorf(localKind(err), "upload", "%w", err)
+		}
+		defer func() { _ = f.Close() }()
+		st, err := f.Stat()
+		if err != nil {
+			return core.Errorf(localKind(err), "upload", "%w", err)
+		}
+		if !st.Mode().IsRegular() {
+			return core.Errorf(core.KindInvalid, "upload", "%s is not a regular file", localPath)
+		}
+		return i.store(ctx, f, st.Size(), st.Mode(), remotePath)
+	})
+	return failed(ctx, "upload", i.id, "uploading "+remotePath, err)
+}
+
+func localKind(err error) core.Kind {
+	if errors.Is(err, fs.ErrNotExist) {
+		return core.KindNotFound
+	}
+	return core.KindInvalid
+}
+
+// writeFile writes one of the spec's files.
+func (i *instance) writeFile(ctx context.Context, f core.File) error {
+	return i.ops().retry(ctx, "writing a file to sandbox "+i.id, func(ctx context.Context) error {
+		return i.store(ctx, strings.NewReader(f.Content), int64(len(f.Content)), 0o644, f.Path)
+	})
+}
+
+// store sends size bytes as a file.
+func (i *instance) store(ctx context.Context, r io.Reader, size int64, mode fs.FileMode, remotePath string) error {
+	meta := fileMetadata{Path: i.inside(remotePath), Mode: modeDigits(mode)}
+	who, err := readAccount("upload", i.defaults().User)
+	if err != nil {
+		return err
+	}
+	if who.name != "" {
+		meta.Owner = &who.name
+	}
+	var head bytes.Buffer
+	form := multipart.NewWriter(&head)
+	part := func(name, file, kind string) (io.Writer, error) {
+		h := textproto.MIMEHeader{}
+		h.Set("Content-Disposition", fmt.Sprintf(`form-data; name="%s"; filename="%s"`, name, fileName.Replace(file)))
+		h.Set("Content-Type", kind)
+		return form.CreatePart(h)
+	}
+	w, err := part("metadata", "metadata", "application/json")
+	if err == nil {
+		err = json.NewEncoder(w).Encode(meta)
+	}
+	if err == nil {
+		_, err = part("file", path.Base(meta.Path), "application/octet-stream")
+	}
+	if err != nil {
+		return err
+	}
+	tail := "\r\n--" + form.Boundary() + "--\r\n"
+	whole := &exactly{r: r, left: size}
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	c := call{
+		method: http.MethodPost, contentType: form.FormDataContentType(), timeout: -1,
+		stream: io.MultiReader(&head, whole, strings.NewReader(tail)), length: int64(head.Len()) + size + int64(len(tail)),
+	}
+	// However large the file is, its bytes have to move.
+	limit := i.p.cfg.Connection.requestTimeout()
+	idle := time.AfterFunc(limit, func() {
+		stop(core.Errorf(core.KindTimeout, "", "Timed out uploading: nothing moved for %gs", limit.Seconds()))
+	})
+	defer idle.Stop()
+	whole.moved = func() { idle.Reset(limit) }
+	if _, err := i.ask(ctx, c, "/files/upload", nil); err != nil {
+		return err
+	}
+	if who.uid != nil && (*who.uid != 0 || who.gid != nil) {
+		return i.give(ctx, meta.Path, who)
+	}
+	return nil
+}
+
+// give makes a file belong to somebody of whom only numbers are known: the daemon knows names.
+func (i *instance) give(ctx context.Context, p string, who account) error {
+	owner := strconv.Itoa(*who.uid)
+	if who.gid != nil {
+		owner += ":" + strconv.Itoa(*who.gid)
+	}
+	res, err := i.run(ctx, core.ExecRequest{Command: words([]string{"chown", owner, "--", p}), User: "0", Timeout: time.Minute}, core.Discard)
+	if err == nil && (res.ErrorType != "" || res.ExitCode != 0) {
+		err = fmt.Errorf("chown of %s to %s ended with code %d %s", p, owner, res.ExitCode, res.Reason)
+	}
+	return err
+}
+
+var fileName = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\r", "_", "\n", "_")
+
+// exactly reads as many bytes as were announced, neither more nor fewer.
+type exactly struct {
+	r     io.Reader
+	left  int64
+	moved func()
+}
+
+// Read implements io.Reader.
+func (e *exactly) Read(p []byte) (int, error) {
+	if e.left == 0 {
+		return 0, io.EOF
+	}
+	n, err := e.r.Read(p[:min(int64(len(p)), e.left)])
+	e.left -= int64(n)
+	if e.moved != nil && n > 0 {
+		e.moved()
+	}
+	if errors.Is(err, io.EOF) && e.left > 0 {
+		return n, core.Errorf(core.KindInvalid, "upload", "the file became shorter while it was read: %d bytes are missing", e.left)
+	}
+	return n, err
+}
+
+// Download implements core.Instance. The file appears at its place when all of it has come.
+func (i *instance) Download(ctx context.Context, remotePath, localPath string) error {
+	if err := i.healthy(); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(localPath), 0o755); err != nil {
+		return core.Errorf(core.KindInvalid, "download", "%w", err)
+	}
+	err := i.ops().retry(ctx, "downloading a file of sandbox "+i.id, func(ctx context.Context) error {
+		return i.fetch(ctx, i.inside(remotePath), localPath)
+	})
+	return failed(ctx, "download", i.id, "downloading "+remotePath, err)
+}
+
+func (i *instance) fetch(ctx context.Context, remotePath, localPath string) (err error) {
+	part, err := os.CreateTemp(filepath.Dir(localPath), ".nemo-gym-download-")
+	if err != nil {
+		return core.Errorf(core.KindInvalid, "download", "%w", err)
+	}
+	defer func() {
+		_ = part.Close()
+		if err != nil {
+			_ = os.Remove(part.Name())
+		}
+	}()
+	if err := i.read(ctx, remotePath, part); err != nil {
+		return err
+	}
+	// A temporary file is for its maker only; this one is as any new file.
+	mode := fs.FileMode(0o644)
+	if st, serr := os.Stat(localPath); serr == nil && st.Mode().IsRegular() {
+		mode = st.Mode().Perm()
+	}
+	if err = part.Chmod(mode); err == nil {
+		err = part.Close()
+	}
+	if err == nil {
+		err = os.Rename(part.Name(), localPath)
+	}
+	if err != nil {
+		return core.Errorf(core.KindInvalid, "download", "%w", err)
+	}
+	return nil
+}
+
+// read copies a file of the sandbox to a writer.
+func (i *instance) read(ctx context.Context, remotePath string, w io.Writer) error {
+	c, err := i.toDaemon(ctx, call{method: http.MethodGet}, "/files/download?path="+url.QueryEscape(remotePath))
+	if err != nil {
+		return err
+	}
+	limit := i.p.cfg.Connection.requestTimeout()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	idle := time.AfterFunc(limit, func() {
+		cancel(core.Errorf(core.KindTimeout, "", "Timed out downloading: nothing came for %gs", limit.Seconds()))
+	})
+	defer idle.Stop()
+	res, err := i.p.rest.send(ctx, c)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = res.Body.Close() }()
+	if res.StatusCode != http.StatusOK {
+		p, _ := io.ReadAll(io.LimitReader(res.Body, 64<<10))
+		return newAPIError(res, p)
+	}
+	if res.ContentLength == math.MaxInt64 {
+		return core.Errorf(core.KindInvalid, "download", "%s is a directory", remotePath)
+	}
+	buf := make([]byte, 64<<10)
+	var got int64
+	for {
+		n, err := res.Body.Read(buf)
+		idle.Reset(limit)
+		got += int64(n)
+		if n > 0 {
+			if _, werr := w.Write(buf[:n]); werr != nil {
+				return core.Errorf(core.KindInvalid, "download", "%w", werr)
+			}
+		}
+		switch {
+		case errors.Is(err, io.EOF) && res.ContentLength < 0:
+			return i.checkSize(ctx, remotePath, got)
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return readFailed(ctx, err)
+		}
+	}
+}
+
+// checkSize makes sure of a download whose length nobody announced: a server may
+// end a body in good order that its daemon did not.
+func (i *instance) checkSize(ctx context.Context, remotePath string, got int64) error {
+	var infos map[string]struct {
+		Size int64 `json:"size"`
+	}
+	if _, err := i.ask(ctx, call{method: http.MethodGet}, "/files/info?path="+url.QueryEscape(remotePath), &infos); err != nil {
+		return err
+	}
+	for _, f := range infos {
+		if f.Size > got {
+			return &transportError{what: "incomplete chunked read", err: fmt.Errorf("%d of %d bytes came", got, f.Size)}
+		}
+	}
+	return nil
+}

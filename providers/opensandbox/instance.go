@@ -1,0 +1,414 @@
+package opensandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nemo-gym/nemo_gym_sandbox/core"
+)
+
+// tokenVariable is how a spec's environment gives the daemon a token that every request has to carry.
+const tokenVariable = "EXECD_ACCESS_TOKEN"
+
+// instance is one sandbox.
+type instance struct {
+	p     *Provider
+	id    string
+	token string // "" when the daemon wants none
+
+	// life ends when the sandbox is let go of; renewing is what prolongs the sandbox meanwhile.
+	life     context.Context
+	end      context.CancelFunc
+	stopBeat context.CancelFunc
+	starting atomic.Bool   // it is being made
+	beating  chan struct{} // closed when the renewal has ended; nil without one
+
+	// mu guards all below.
+	mu       sync.Mutex
+	at       *endpoint // of the daemon; nil: not known
+	paused   bool      // by us
+	renewErr error
+	kept     core.Defaults
+	oomKills int64 // as last counted; -1: not known
+}
+
+func (p *Provider) newInstance(id string) *instance {
+	i := &instance{p: p, id: id, oomKills: -1}
+	i.life, i.end = context.WithCancel(p.life)
+	return i
+}
+
+// ID implements core.Instance.
+func (i *instance) ID() string { return i.id }
+
+// daemon gives where the sandbox's daemon is reached.
+func (i *instance) daemon(ctx context.Context) (endpoint, error) {
+	i.mu.Lock()
+	known := i.at
+	i.mu.Unlock()
+	if known != nil {
+		return *known, nil
+	}
+	return i.locate(ctx)
+}
+
+// locate asks for the daemon's place anew.
+func (i *instance) locate(ctx context.Context) (endpoint, error) {
+	at, err := i.p.rest.resolve(ctx, &i.p.cfg.Connection, i.id, daemonPort)
+	if err != nil {
+		return at, err
+	}
+	if i.token != "" && at.header.Get(headerToken) == "" {
+		at.header.Set(headerToken, i.token)
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.at = &at
+	return at, nil
+}
+
+func (i *instance) forgetDaemon() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.at = nil
+}
+
+// toDaemon completes a request to the daemon.
+func (i *instance) toDaemon(ctx context.Context, c call, path string) (call, error) {
+	at, err := i.daemon(ctx)
+	if err != nil {
+		return c, err
+	}
+	c.url = at.url + path
+	header := at.header.Clone()
+	for k, v := range c.header {
+		header[k] = v
+	}
+	c.header = header
+	return c, nil
+}
+
+// ask makes a request to the daemon; see restClient.do.
+func (i *instance) ask(ctx context.Context, c call, path string, out any) (http.Header, error) {
+	c, err := i.toDaemon(ctx, c, path)
+	if err != nil {
+		return nil, err
+	}
+	return i.p.rest.do(ctx, c, out)
+}
+
+// ping asks whether the daemon answers.
+func (i *instance) ping(ctx context.Context) error {
+	_, err := i.ask(ctx, call{method: http.MethodGet}, "/ping", nil)
+	return err
+}
+
+// pingInterval is how often a daemon that does not answer yet is asked again.
+const pingInterval = 200 * time.Millisecond
+
+// lookEvery is after how many pings without an answer the server is asked whether the sandbox lives.
+const lookEvery = 10
+
+// awaitDaemon waits until the daemon answers. Only refused credentials and the sandbox's death are final.
+func (i *instance) awaitDaemon(ctx context.Context, every time.Duration) error {
+	for n := 1; ; n++ {
+		err := i.ping(ctx)
+		if err == nil {
+			return nil
+		}
+		if s := statusOf(err); s == http.StatusUnauthorized || s == http.StatusForbidden {
+			return err
+		}
+		if n%lookEvery == 0 {
+			if dead := i.verdict(ctx); dead != nil {
+				return dead
+			}
+		}
+		if !pause(ctx, every) {
+			return fmt.Errorf("the sandbox's daemon does not answer (%w); last: %w", context.Cause(ctx), err)
+		}
+	}
+}
+
+// awaitEndpoint waits until the server knows where the daemon is reached.
+func (i *instance) awaitEndpoint(ctx context.Context) error {
+	for {
+		_, err := i.locate(ctx)
+		if err == nil || codeOf(err) != codeNoPodIP {
+			return err
+		}
+		if !pause(ctx, pingInterval) {
+			return fmt.Errorf("the sandbox has no address (%w); last: %w", context.Cause(ctx), err)
+		}
+	}
+}
+
+// ops is how requests about the sandbox are repeated.
+func (i *instance) ops() backoff {
+	o := &i.p.cfg.Operations
+	return backoff{retries: o.Retries, first: seconds(o.RetryDelayS), limit: seconds(o.RetryMaxDelayS), lateIsFinal: true}
+}
+
+// healthy is the error of a sandbox whose life could not be prolonged.
+func (i *instance) healthy() error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.renewErr
+}
+
+// Status implements core.Instance.
+func (i *instance) Status(ctx context.Context) (core.Status, error) {
+	if err := i.healthy(); err != nil {
+		return core.StatusUnknown, err
+	}
+	info, err := i.info(ctx)
+	if err != nil {
+		return core.StatusUnknown, failed(ctx, "status", i.id, "asking the server for the sandbox", err)
+	}
+	return info.Status.status(), nil
+}
+
+func (i *instance) info(ctx context.Context) (info sandboxInfo, err error) {
+	err = i.ops().retry(ctx, "asking for sandbox "+i.id, func(ctx context.Context) error {
+		info, err = i.p.rest.getSandbox(ctx, i.id, 0)
+		return err
+	})
+	return info, err
+}
+
+// Destroy implements core.Instance. What could not be prolonged is ended all the same, and then told.
+func (i *instance) Destroy(ctx context.Context) error {
+	i.stopRenewing()
+	if err := i.remove(ctx); err != nil {
+		return failed(ctx, "stop", i.id, "deleting the sandbox", err)
+	}
+	i.end()
+	return i.healthy()
+}
+
+func (i *instance) remove(ctx context.Context) error {
+	limit := orSeconds(i.p.cfg.Operations.CloseTimeoutS, -1)
+	return i.ops().retry(ctx, "deleting sandbox "+i.id, func(ctx context.Context) error {
+		return i.p.rest.deleteSandbox(ctx, i.id, limit)
+	})
+}
+
+// Detach implements core.Instance.
+func (i *instance) Detach() {
+	i.stopRenewing()
+	i.end()
+}
+
+// Endpoint implements core.EndpointResolver.
+func (i *instance) Endpoint(ctx context.Context, port int) (core.Endpoint, error) {
+	if err := i.healthy(); err != nil {
+		return core.Endpoint{}, err
+	}
+	var at endpoint
+	err := i.ops().retry(ctx, "resolving a port of sandbox "+i.id, func(ctx context.Context) (err error) {
+		at, err = i.p.rest.resolve(ctx, &i.p.cfg.Connection, i.id, port)
+		return err
+	})
+	if err != nil {
+		return core.Endpoint{}, failed(ctx, "endpoint", i.id, fmt.Sprintf("resolving port %d", port), err)
+	}
+	e := core.Endpoint{URL: at.url, Headers: map[string]string{}}
+	for k := range at.header {
+		e.Headers[k] = at.header.Get(k)
+	}
+	return e, nil
+}
+
+// Pause implements core.Pauser.
+func (i *instance) Pause(ctx context.Context) error {
+	if err := i.healthy(); err != nil {
+		return err
+	}
+	limit := seconds(i.p.cfg.Operations.PauseResumeTimeoutS)
+	short, cancel := bounded(ctx, limit, "waiting for sandbox "+i.id+" to pause")
+	defer cancel()
+	i.setPaused(true)
+	err := i.p.rest.changeState(short, i.id, "pause")
+	if err == nil {
+		err = i.awaitPaused(short)
+	}
+	if err == nil {
+		return nil
+	}
+	i.setPaused(false)
+	return i.stateError(ctx, short, "pause", limit, err, "")
+}
+
+// stateError is what came of a pause or its end.
+func (i *instance) stateError(ctx, short context.Context, op string, limit time.Duration, err error, advice string) error {
+	if ctx.Err() == nil && short.Err() != nil {
+		late := core.Errorf(core.KindTimeout, op, "Timed out waiting for sandbox %s to %s after %gs%s: %w", i.id, op, limit.Seconds(), advice, err)
+		return core.WithSandbox(late, core.KindTimeout, op, providerName, i.id)
+	}
+	return failed(ctx, op, i.id, "the "+op, err)
+}
+
+func (i *instance) setPaused(paused bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.paused = paused
+}
+
+func (i *instance) isPaused() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.paused
+}
+
+// awaitPaused polls until the server says that the sandbox is paused.
+func (i *instance) awaitPaused(ctx context.Context) error {
+	for {
+		info, err := i.info(ctx)
+		switch {
+		case err != nil:
+			return err
+		case info.Status.status() == core.StatusPaused:
+			return nil
+		case info.Status.dead():
+			return fmt.Errorf("the sandbox entered %s while pausing (%s)", info.Status.status(), info.Status)
+		}
+		if !pause(ctx, seconds(i.p.cfg.Create.ConnectPollS)) {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// Resume implements core.Pauser. The sandbox may have moved meanwhile.
+func (i *instance) Resume(ctx context.Context) error {
+	if err := i.healthy(); err != nil {
+		return err
+	}
+	limit := seconds(i.p.cfg.Operations.PauseResumeTimeoutS)
+	short, cancel := bounded(ctx, limit, "waiting for sandbox "+i.id+" to resume")
+	defer cancel()
+	err := i.p.rest.changeState(short, i.id, "resume")
+	if err == nil {
+		i.forgetDaemon()
+		if err = i.awaitEndpoint(short); err == nil && !i.p.cfg.Create.SkipHealthCheck {
+			err = i.awaitDaemon(short, seconds(i.p.cfg.Create.ConnectPollS))
+		}
+	}
+	if err != nil {
+		return i.stateError(ctx, short, "resume", limit, err, "; reconnect and check status() before retrying")
+	}
+	i.setPaused(false)
+	return nil
+}
+
+// KeepDefaults implements core.DefaultsKeeper.
+func (i *instance) KeepDefaults(_ context.Context, d core.Defaults) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.kept = d
+	return nil
+}
+
+func (i *instance) defaults() core.Defaults {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.kept
+}
+
+// renew begins to prolong the sandbox's life to ttl from now, again and again, until it is let go of.
+func (i *instance) renew(ttl, every time.Duration) {
+	ctx, cancel := context.WithCancel(i.life)
+	over := make(chan struct{})
+	i.stopBeat, i.beating = cancel, over
+	started := i.p.background(func(context.Context) {
+		defer close(over)
+		ops := i.ops()
+		ops.lateIsFinal = false
+		for pause(ctx, every) {
+			err := ops.retry(ctx, "renewing sandbox "+i.id, func(ctx context.Context) error {
+				return i.p.rest.renewSandbox(ctx, i.id, time.Now().Add(ttl))
+			})
+			if err == nil || ctx.Err() != nil {
+				continue
+			}
+			err = &core.Error{Kind: core.KindSandbox, Op: "renew", Provider: providerName, SandboxID: i.id,
+				Err: fmt.Errorf("OpenSandbox lifetime renewal failed: %w", err)}
+			quietly(ctx, "a sandbox's life could not be prolonged; it ends when its time is over", err)
+			i.mu.Lock()
+			i.renewErr = err
+			i.mu.Unlock()
+			return
+		}
+	})
+	if !started {
+		close(over)
+	}
+}
+
+func (i *instance) stopRenewing() {
+	if i.beating != nil {
+		i.stopBeat()
+		<-i.beating
+	}
+}
+
+// outOfMemory is what servers write of a sandbox that was killed for its memory.
+func outOfMemory(text string) bool {
+	text = strings.ToLower(text)
+	return strings.Contains(text, "oomkilled") || strings.Contains(text, "oom killed") || strings.Contains(text, "oom-killed") ||
+		strings.Contains(text, "oom_killed") || strings.Contains(text, "out of memory") || strings.Contains(text, "out-of-memory")
+}
+
+const (
+	postMortem     = 5 * time.Second // how long the cause of a loss is looked for
+	postMortemCall = 2 * time.Second
+	postMortemPoll = 500 * time.Millisecond
+)
+
+var errGone = errors.New("the sandbox does not exist any more")
+
+// diagnose looks for the reason why the daemon can't be reached: it gives one that
+// is certain, or nil. An out-of-memory kill may show in the status only after a while.
+func (i *instance) diagnose(ctx context.Context) error {
+	if i.starting.Load() {
+		return nil // whoever makes the sandbox looks by itself
+	}
+	ctx, cancel := context.WithTimeout(ctx, postMortem)
+	defer cancel()
+	for {
+		if err := i.verdict(ctx); err != nil {
+			return err
+		}
+		if !pause(ctx, postMortemPoll) {
+			return nil
+		}
+	}
+}
+
+// verdict asks the server once whether the sandbox is dead. nil: it lives, or that is not known.
+func (i *instance) verdict(ctx context.Context) error {
+	info, err := i.p.rest.getSandbox(ctx, i.id, postMortemCall)
+	switch {
+	case sandboxGone(err):
+		return errGone
+	case err != nil:
+		return nil
+	}
+	killed := outOfMemory(info.Status.Reason + " " + info.Status.Message)
+	if !killed && info.Status.dead() {
+		text, err := i.p.rest.events(ctx, i.id)
+		killed = err == nil && outOfMemory(text)
+	}
+	switch {
+	case killed:
+		return core.Errorf(core.KindSandbox, "", "Sandbox was OOM-killed. OpenSandbox status: %s; sandbox_id=%s", info.Status, i.id)
+	case info.Status.dead():
+		return core.Errorf(core.KindSandbox, "", "Sandbox is dead. OpenSandbox status: %s; sandbox_id=%s", info.Status, i.id)
+	}
+	return nil
+}
