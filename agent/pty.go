@@ -36,6 +36,7 @@ func (c *Client) terminals() *pty.Client {
 		Provider:  c.o.Provider,
 		SandboxID: c.o.SandboxID,
 		Diagnose:  c.gone,
+		Flow:      true,
 	}
 }
 

@@ -37,6 +37,9 @@ type Client struct {
 	// RestartsEnded: the server starts a session's process again when somebody
 	// attaches after its end. The client then looks before it comes back.
 	RestartsEnded bool
+	// Flow asks the server to tell what has arrived, and to be told, where it can. Then
+	// nothing is lost with a connection, in either direction.
+	Flow bool
 
 	times clientTimes
 }
@@ -243,6 +246,7 @@ type dialOptions struct {
 	pipe     bool
 	takeover bool
 	since    int64
+	flow     bool
 }
 
 func (o dialOptions) query() string {
@@ -255,6 +259,9 @@ func (o dialOptions) query() string {
 	}
 	if o.since > 0 {
 		q = append(q, "since="+strconv.FormatInt(o.since, 10))
+	}
+	if o.flow {
+		q = append(q, "flow=1")
 	}
 	if q == nil {
 		return ""

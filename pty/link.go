@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/gorilla/websocket"
+
+	"github.com/nemo-gym/nemo_gym_sandbox/pty/internal/proto"
 )
 
 // link is one connection to a session's websocket.
@@ -20,13 +22,17 @@ type link struct {
 
 	leaving atomic.Bool // whoever reads waits for the end only
 	deaf    bool        // output is not taken any more; the pump's
+	flow    bool        // the server wants to hear what has arrived; set with its greeting
+	sent    int64       // offset up to where this connection was sent input; the session's lock guards it
+	told    int64       // offset of output up to where the server was told; the pump's
+	acks    chan int64  // the newest offset to tell
 
 	beating sync.WaitGroup
 	writing chan struct{} // holds one entry while a message is written
 }
 
 func newLink(conn *websocket.Conn, times *clientTimes) *link {
-	l := &link{conn: conn, times: times, born: time.Now(), done: make(chan struct{}), pongs: make(chan string, 1), writing: make(chan struct{}, 1)}
+	l := &link{conn: conn, times: times, born: time.Now(), done: make(chan struct{}), pongs: make(chan string, 1), acks: make(chan int64, 1), writing: make(chan struct{}, 1)}
 	l.drop = sync.OnceFunc(func() {
 		close(l.done)
 		_ = conn.NetConn().Close()
@@ -61,8 +67,30 @@ func (l *link) beat() {
 			l.control(websocket.PingMessage, "")
 		case data := <-l.pongs:
 			l.control(websocket.PongMessage, data)
+		case offset := <-l.acks:
+			// Always finds a way: a server that is told does not stop reading.
+			if l.write(context.Background(), websocket.TextMessage, proto.Control{Type: proto.TypeAck, Offset: offset}.Encode()) != nil {
+				return
+			}
 		}
 	}
+}
+
+// arrived tells the server now and then up to where output has arrived. Only the pump calls it.
+func (l *link) arrived(offset int64) {
+	if l.flow && offset-l.told >= proto.AckEvery {
+		l.tell(offset)
+	}
+}
+
+// tell has the server told; only the newest offset counts.
+func (l *link) tell(offset int64) {
+	l.told = offset
+	select {
+	case <-l.acks:
+	default:
+	}
+	l.acks <- offset
 }
 
 // control writes a control message unless another message is under way. It has

@@ -14,7 +14,8 @@ import (
 	"github.com/nemo-gym/nemo_gym_sandbox/pty/internal/proto"
 )
 
-// maxFruitless is how many connections in a row may end without a byte before the session is given up.
+// maxFruitless is how many connections in a row may end without a byte before the
+// session is given up. A server that has greeted as one of ours gets as many more as there are waits between them.
 const maxFruitless = 3
 
 // begin connects and starts the pump. moving is held, or nobody knows the session yet.
@@ -54,6 +55,7 @@ func (s *Session) begin(ctx context.Context, o dialOptions) error {
 	}
 	s.stop, s.link, s.detached = stop, l, false
 	s.changed.fire()
+	l.beating.Go(func() { s.push(l) })
 	go func() {
 		defer close(stopped)
 		defer stop()
@@ -125,6 +127,8 @@ func (s *Session) use(ctx context.Context, l *link) bool {
 	}
 	s.link = l
 	s.changed.fire()
+	// Input that the last connection has not brought there.
+	l.beating.Go(func() { s.push(l) })
 	return true
 }
 
@@ -151,12 +155,16 @@ func (s *Session) lost(ctx context.Context, err error, fruitless int) error {
 	var bye *websocket.CloseError
 	errors.As(err, &bye)
 	var bad *protocolError
+	limit := maxFruitless
+	if s.flows() {
+		limit += len(s.c.t().retry)
+	}
 	switch {
 	case bye != nil && bye.Code == proto.CloseTakenOver:
 		return s.c.errorf(op, "PTY session %s: %w", s.id, errTakenOver)
 	case errors.As(err, &bad):
 		return s.c.errorf(op, "PTY session %s: %w", s.id, bad.error)
-	case fruitless < maxFruitless:
+	case fruitless < limit:
 		return nil
 	}
 	if derr := s.c.gone(ctx); derr != nil {
@@ -220,7 +228,7 @@ func isRefused(err error) bool {
 // connect makes one try to attach, from the first byte that has not arrived.
 func (s *Session) connect(ctx context.Context, o dialOptions) (*link, error) {
 	s.mu.Lock()
-	o.since = s.received
+	o.since, o.flow = s.received, s.c.Flow
 	s.mu.Unlock()
 	if s.c.RestartsEnded && !o.first {
 		if err := s.stillRuns(ctx); err != nil {
@@ -294,7 +302,7 @@ func (s *Session) receive(l *link, greeting bool) error {
 			return err
 		}
 		if kind == websocket.TextMessage {
-			attached, err := s.control(r)
+			attached, err := s.control(l, r)
 			if err != nil || attached && greeting {
 				return err
 			}
@@ -307,7 +315,7 @@ func (s *Session) receive(l *link, greeting bool) error {
 }
 
 // control takes a text message.
-func (s *Session) control(r io.Reader) (attached bool, err error) {
+func (s *Session) control(l *link, r io.Reader) (attached bool, err error) {
 	p, err := io.ReadAll(io.LimitReader(r, proto.MaxControl+1))
 	if err != nil {
 		return false, err
@@ -323,9 +331,19 @@ func (s *Session) control(r io.Reader) (attached bool, err error) {
 	case proto.TypeConnected:
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		l.sent = s.in.greeted(c, s.mode == "")
+		if l.flow = c.Flow; l.flow {
+			l.tell(s.received)
+		}
 		s.mode = c.Mode
 		s.changed.fire()
 		return true, nil
+	case proto.TypeTaken:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.in.hears(c.Offset)
+		s.changed.fire()
+		return false, nil
 	case proto.TypeExit:
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -450,6 +468,7 @@ func (s *Session) put(l *link, to core.Stream, p []byte, greeting bool) error {
 	}
 	s.out[to].add(p)
 	s.received += int64(len(p))
+	l.arrived(s.received)
 	s.changed.fire()
 	return nil
 }

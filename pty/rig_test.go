@@ -53,7 +53,7 @@ func newRig(t testing.TB) *rig {
 			serving.Go(func() { r.server.ServeConn(c) })
 		}
 	})
-	r.Client = &Client{URL: "http://sandbox", Provider: "test", SandboxID: "box"}
+	r.Client = &Client{URL: "http://sandbox", Provider: "test", SandboxID: "box", Flow: true}
 	r.times = standard
 	r.times.retry = []time.Duration{5 * time.Millisecond, 20 * time.Millisecond, 100 * time.Millisecond}
 	r.times.refused = []time.Duration{5 * time.Millisecond, 50 * time.Millisecond}

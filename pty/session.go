@@ -26,7 +26,7 @@ type Session struct {
 
 	// moving is held during Detach, Reattach and Close, which take turns.
 	moving chan struct{}
-	input  chan struct{} // held while the bytes of one Write are sent
+	turn   chan struct{} // held while the bytes of one Write are sent
 	typing chan struct{} // held while a command is typed and its output collected
 
 	mu       sync.Mutex
@@ -35,6 +35,7 @@ type Session struct {
 	received int64 // offset behind the last byte that has arrived
 	replay   int64 // where the last replay began, -1 for none
 	mode     string
+	in       input
 	link     *link         // the connection in use, nil while there is none
 	stop     func()        // ends the pump
 	pumping  chan struct{} // closed when the pump has ended; nil before the first
@@ -51,7 +52,7 @@ var errLinkDown = errors.New("the connection was lost")
 
 func newSession(c *Client, id string, owned bool) *Session {
 	return &Session{c: c, id: id, owned: owned, replay: -1,
-		moving: make(chan struct{}, 1), input: make(chan struct{}, 1), typing: make(chan struct{}, 1)}
+		moving: make(chan struct{}, 1), turn: make(chan struct{}, 1), typing: make(chan struct{}, 1)}
 }
 
 // SessionID implements core.PTYSession.
@@ -169,30 +170,6 @@ func (s *Session) WaitExit(ctx context.Context) (int, error) {
 	}
 }
 
-// Write implements core.PTYSession.
-func (s *Session) Write(ctx context.Context, p []byte) error {
-	const op = "pty write"
-	select {
-	case s.input <- struct{}{}:
-		defer func() { <-s.input }()
-	case <-ctx.Done():
-		return s.c.named(op, ctxError(ctx, op))
-	}
-	if len(p) == 0 {
-		return s.usable(op)
-	}
-	buf := make([]byte, 1, 1+min(len(p), proto.MaxChunk))
-	buf[0] = proto.Stdin
-	for len(p) > 0 {
-		n := min(len(p), proto.MaxChunk)
-		if err := s.send(ctx, op, websocket.BinaryMessage, append(buf[:1], p[:n]...)); err != nil {
-			return err
-		}
-		p = p[n:]
-	}
-	return nil
-}
-
 // Resize implements core.PTYSession.
 func (s *Session) Resize(ctx context.Context, rows, cols int) error {
 	const op = "pty resize"
@@ -215,6 +192,11 @@ func (s *Session) Signal(ctx context.Context, name string) error {
 func (s *Session) usable(op string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.unusable(op)
+}
+
+// unusable is usable with mu held.
+func (s *Session) unusable(op string) error {
 	switch {
 	case s.over():
 		return s.ended(op)

@@ -24,7 +24,14 @@ type holder struct {
 	replay   []byte // begins with a replay's header
 	replayAt int64
 	missed   bool // output that was asked for is not retained any more
+	flow     bool // both sides tell what has arrived
 
+	// The session's lock guards these.
+	toldTaken int64 // of the input taken, how much the client was told of
+	progress  int64 // by which it is seen that something goes on
+	idle      int   // ticks without, while the process waited
+
+	stalled   atomic.Bool
 	writing   sync.Mutex // held while a message is written
 	pongs     chan string
 	takenOver sync.Once
@@ -33,8 +40,8 @@ type holder struct {
 	done      chan struct{} // closed when everything of this holder has ended
 }
 
-func newHolder(s *session, conn *websocket.Conn) *holder {
-	h := &holder{s: s, conn: conn, times: s.srv.times, over: make(chan struct{}), done: make(chan struct{}), pongs: make(chan string, 1)}
+func newHolder(s *session, conn *websocket.Conn, flow bool) *holder {
+	h := &holder{s: s, flow: flow, conn: conn, times: s.srv.times, over: make(chan struct{}), done: make(chan struct{}), pongs: make(chan string, 1)}
 	h.replay = proto.AppendReplayHeader(nil, 0)
 	h.drop = sync.OnceFunc(func() {
 		close(h.over)
@@ -48,11 +55,10 @@ func (h *holder) hold() {
 	defer close(h.done)
 	var wg sync.WaitGroup
 	wg.Go(h.beat)
-	var stalled atomic.Bool
 	wg.Go(func() {
 		if err := h.send(); err != nil {
 			if errors.Is(err, os.ErrDeadlineExceeded) {
-				stalled.Store(true)
+				h.stalled.Store(true)
 			}
 			h.drop()
 		}
@@ -60,7 +66,7 @@ func (h *holder) hold() {
 	left := h.receive()
 	h.drop()
 	// Also ends the sender, which waits for output for as long as it holds the session.
-	h.s.release(h, !left && !stalled.Load())
+	h.s.release(h, !left && !h.stalled.Load())
 	wg.Wait()
 }
 
@@ -73,7 +79,7 @@ func (h *holder) send() error {
 		}
 	}
 	h.replay = nil
-	mode, failure := h.s.begun()
+	hello, failure := h.s.hello(h)
 	if failure != nil {
 		c := proto.Control{Type: proto.TypeError, Error: failure.Error(), Code: proto.CodeStartFailed}
 		if err := h.message(websocket.TextMessage, c.Encode()); err != nil {
@@ -83,20 +89,21 @@ func (h *holder) send() error {
 		h.s.release(h, false)
 		return nil
 	}
-	hello := proto.Control{Type: proto.TypeConnected, SessionID: h.s.id, Mode: mode}
 	if err := h.message(websocket.TextMessage, hello.Encode()); err != nil {
 		return err
 	}
 	buf := make([]byte, 1+proto.MaxChunk)
 	for {
-		p, done := h.s.next(h, buf)
+		kind, p, done := h.s.next(h, buf)
 		if done {
 			break
 		}
-		if err := h.message(websocket.BinaryMessage, p); err != nil {
+		if err := h.message(kind, p); err != nil {
 			return err
 		}
-		h.s.hasSent(h, len(p)-1)
+		if kind == websocket.BinaryMessage {
+			h.s.hasSent(h, len(p)-1)
+		}
 	}
 	code, mine := h.s.exit(h)
 	if !mine {
@@ -163,13 +170,19 @@ func (h *holder) finish() {
 
 // beat asks for a sign of life now and then, and gives one when asked.
 func (h *holder) beat() {
-	tick := time.NewTicker(h.times.ping)
+	ping, tick := time.NewTicker(h.times.ping), time.NewTicker(h.times.tick)
+	defer ping.Stop()
 	defer tick.Stop()
 	for {
 		select {
 		case <-h.over:
 			return
 		case <-tick.C:
+			if h.s.stuck(h) {
+				h.stalled.Store(true)
+				h.drop()
+			}
+		case <-ping.C:
 			h.control(websocket.PingMessage, nil)
 		case data := <-h.pongs:
 			h.control(websocket.PongMessage, []byte(data))
@@ -261,6 +274,8 @@ func (h *holder) text(r io.Reader) error {
 		h.s.resize(h, c.Rows, c.Cols)
 	case proto.TypeSignal:
 		h.s.signal(h, c.Signal)
+	case proto.TypeAck:
+		h.s.hasGot(h, c.Offset)
 	case proto.TypePing:
 		return h.message(websocket.TextMessage, proto.Control{Type: proto.TypePong}.Encode())
 	default:

@@ -47,7 +47,7 @@ const patience = 20 * time.Second
 
 // quick are the server's times, in the same relations, for tests.
 var quick = times{
-	tick:     20 * time.Millisecond,
+	tick:     100 * time.Millisecond,
 	ping:     500 * time.Millisecond,
 	silence:  2 * time.Second,
 	stall:    time.Second,

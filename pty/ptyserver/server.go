@@ -317,7 +317,7 @@ func (s *Server) attach(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		return // it has been answered
 	}
-	h := newHolder(one, conn)
+	h := newHolder(one, conn, q.Get("flow") == "1")
 	if err := one.attach(h, takeover, since, q.Get("pty") != "0"); err != nil {
 		code := proto.CodeHeld
 		if errors.Is(err, errDeleted) {

@@ -2,20 +2,12 @@ package ptyserver
 
 import (
 	"errors"
-	"os"
 	"slices"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/nemo-gym/nemo_gym_sandbox/pty/internal/proto"
-)
-
-const (
-	// maxInput is how much input waits for a process that does not read.
-	maxInput = 256 << 10
-	// maxSpans bounds how often stdout and stderr may alternate in what the holder has not been sent.
-	maxSpans = 4096
 )
 
 // state of a session only moves forward.
@@ -48,26 +40,24 @@ type session struct {
 
 	ring   ring
 	holder *holder
-	// sent is up to where the holder has been sent output. What follows is not
-	// driven out of the ring as long as there is a holder, or one that lost its
-	// connection has a claim: the process waits instead.
-	sent  int64
-	claim *claim
-	spans []span
+	// sent is up to where the holder has been sent output, got up to where it has said that
+	// it got it. What it may not have got is not driven out of the ring as long as there
+	// is a holder, or one that lost its connection has a claim: the process waits instead.
+	sent    int64
+	got     int64
+	flow    bool // it does say so
+	claim   *claim
+	spans   []span
+	waiting int // how many of the process's streams wait
 
 	input     []byte
-	inputSize int // with what is being written to the process
+	inputSize int   // with what is being written to the process
+	accepted  int64 // bytes of input ever queued
+	taken     int64 // those that were given to the process
 }
 
 // claim is what a holder keeps for a while that lost its connection.
 type claim struct{ ticks int }
-
-// span tells where in the output one stream's turn ends. Only what the holder
-// has not been sent is described, and only without a terminal.
-type span struct {
-	channel byte
-	end     int64
-}
 
 var (
 	errHeld    = errors.New("another client is already connected")
@@ -97,7 +87,7 @@ func (s *session) attach(h *holder, takeover bool, since int64, terminal bool) e
 	s.holder, s.claim, s.spans = h, nil, nil
 	h.replay, h.replayAt = s.ring.appendFrom(h.replay, since)
 	h.missed = h.replayAt > since
-	s.sent = s.ring.total
+	s.sent, s.got, s.flow = s.ring.total, h.replayAt, h.flow
 	first := s.state == created
 	if first {
 		s.state = starting
@@ -214,129 +204,11 @@ func (s *session) run(proc Process, st *streams) {
 	st.close()
 }
 
-// produce takes output of the process. It waits as long as a holder has not been
-// sent enough of what came before.
-func (s *session) produce(channel byte, p []byte) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for (s.holder != nil || s.claim != nil) && !s.fits(channel, int64(len(p))) {
-		if s.gone {
-			return // what is printed while the session is being ended may get lost
-		}
-		s.changed.Wait()
-	}
-	s.ring.write(p)
-	if s.holder != nil && !s.spec.Terminal {
-		if n := len(s.spans); n > 0 && s.spans[n-1].channel == channel {
-			s.spans[n-1].end = s.ring.total
-		} else {
-			s.spans = append(s.spans, span{channel, s.ring.total})
-		}
-	}
-	s.changed.Broadcast()
-}
-
-// fits tells whether n bytes can be added and the ring still keeps, beside what
-// the holder has not been sent, as much of what it was sent and may not have got.
-func (s *session) fits(channel byte, n int64) bool {
-	if len(s.spans) >= maxSpans && s.spans[len(s.spans)-1].channel != channel {
-		return false
-	}
-	lag := s.ring.total - s.sent
-	return 2*(lag+n) <= s.ring.reserve(2*(lag+n))
-}
-
-// next copies the output that h is to be sent next into buf, behind the byte
-// that names its channel. It waits for output; done means that there will be none any more.
-func (s *session) next(h *holder, buf []byte) (p []byte, done bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for s.holder == h && s.sent == s.ring.total && s.state != ended {
-		s.changed.Wait()
-	}
-	if s.holder != h || s.sent == s.ring.total {
-		return nil, true
-	}
-	channel, end := proto.Stdout, s.ring.total
-	if len(s.spans) > 0 {
-		channel, end = s.spans[0].channel, s.spans[0].end
-	}
-	buf[0] = channel
-	n := s.ring.copyAt(s.sent, buf[1:1+min(end-s.sent, int64(len(buf)-1))])
-	return buf[:1+n], false
-}
-
-// hasSent notes that h has been sent n bytes of output.
-func (s *session) hasSent(h *holder, n int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.holder != h {
-		return
-	}
-	s.sent += int64(n)
-	for len(s.spans) > 0 && s.spans[0].end <= s.sent {
-		s.spans = s.spans[1:]
-	}
-	s.changed.Broadcast()
-}
-
-// begun waits until the process runs or has failed to.
-func (s *session) begun() (mode string, failure error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for s.state < running {
-		s.changed.Wait()
-	}
-	return proto.Mode(s.spec.Terminal), s.failure
-}
-
 // exit gives the exit code to the holder; false when h is not the holder any more.
 func (s *session) exit(h *holder) (int, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.code, s.holder == h && s.state == ended
-}
-
-// write queues input of the holder; it waits for room. false: h is not the holder.
-func (s *session) write(h *holder, p []byte) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for s.holder == h && s.state != ended && s.inputSize >= maxInput {
-		s.changed.Wait()
-	}
-	if s.holder != h {
-		return false
-	}
-	if s.state != ended {
-		s.input = append(s.input, p...)
-		s.inputSize += len(p)
-		s.changed.Broadcast()
-	}
-	return true
-}
-
-// feed gives the queued input to the process.
-func (s *session) feed(in *os.File) {
-	for {
-		s.mu.Lock()
-		for s.state != ended && len(s.input) == 0 {
-			s.changed.Wait()
-		}
-		if s.state == ended {
-			s.input, s.inputSize = nil, 0
-			s.mu.Unlock()
-			return
-		}
-		p := s.input
-		s.input = nil
-		s.mu.Unlock()
-		// A process may close its input and go on: the rest is dropped.
-		_, _ = in.Write(p)
-		s.mu.Lock()
-		s.inputSize -= len(p)
-		s.changed.Broadcast()
-		s.mu.Unlock()
-	}
 }
 
 // resize changes the terminal's size, also before the process starts.

@@ -3,7 +3,11 @@
 //	POST   {base}/pty            Create -> Created
 //	GET    {base}/pty/{id}       -> Info
 //	DELETE {base}/pty/{id}
-//	GET    {base}/pty/{id}/ws    websocket; query: pty=0, since=N, takeover=1
+//	GET    {base}/pty/{id}/ws    websocket; query: pty=0, since=N, takeover=1, flow=1
+//
+// With flow=1, which not every server knows, both sides tell each other what has
+// arrived. Then output waits for a client that has not got it, however much the
+// connection between them can hold, and input is sent again that got lost with one.
 //
 // A binary message begins with a byte that names its channel, a text message is
 // a JSON Control. All offsets count the bytes of a session's whole output,
@@ -32,6 +36,10 @@ const (
 	MaxChunk = 32 << 10
 	// RingSize is how much output a session retains.
 	RingSize = 1 << 20
+	// MaxInput is how much input may be under way to a process that does not read.
+	MaxInput = 256 << 10
+	// AckEvery is after how many bytes a client tells that they have arrived: few enough for the smallest ring.
+	AckEvery = 16 << 10
 	// MaxControl bounds a text message.
 	MaxControl = 1 << 20
 )
@@ -59,6 +67,8 @@ const (
 	TypeStdin     = "stdin"
 	TypeResize    = "resize"
 	TypeSignal    = "signal"
+	TypeAck       = "ack"   // output before Offset has arrived
+	TypeTaken     = "taken" // the process has been given input before Offset
 )
 
 // Codes of error messages and of failed requests.
@@ -134,6 +144,13 @@ type Control struct {
 	Cols      int    `json:"cols,omitempty"`
 	Rows      int    `json:"rows,omitempty"`
 	Signal    string `json:"signal,omitempty"`
+	Offset    int64  `json:"offset,omitempty"`
+
+	// Of TypeConnected: both sides tell what has arrived, and how much input the session has
+	// accepted, and given to its process, so far.
+	Flow     bool  `json:"flow,omitempty"`
+	Accepted int64 `json:"accepted,omitempty"`
+	Taken    int64 `json:"taken,omitempty"`
 }
 
 // Encode is the message's text; it ends with a line feed.

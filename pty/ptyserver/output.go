@@ -1,0 +1,142 @@
+package ptyserver
+
+import (
+	"github.com/gorilla/websocket"
+
+	"github.com/nemo-gym/nemo_gym_sandbox/pty/internal/proto"
+)
+
+// maxSpans bounds how often stdout and stderr may alternate in what the holder has not been sent.
+const maxSpans = 4096
+
+// span tells where in the output one stream's turn ends. Only what the holder
+// has not been sent is described, and only without a terminal.
+type span struct {
+	channel byte
+	end     int64
+}
+
+// produce takes output of the process. It waits as long as a holder has not got
+// enough of what came before.
+func (s *session) produce(channel byte, p []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for (s.holder != nil || s.claim != nil) && !s.fits(channel, int64(len(p))) {
+		if s.gone {
+			return // what is printed while the session is being ended may get lost
+		}
+		s.waiting++
+		s.changed.Wait()
+		s.waiting--
+	}
+	s.ring.write(p)
+	if s.holder != nil && !s.spec.Terminal {
+		if n := len(s.spans); n > 0 && s.spans[n-1].channel == channel {
+			s.spans[n-1].end = s.ring.total
+		} else {
+			s.spans = append(s.spans, span{channel, s.ring.total})
+		}
+	}
+	s.changed.Broadcast()
+}
+
+// fits tells whether n bytes can be added and the ring still keeps everything
+// that the holder may not have got. Of one that does not say what it got, half of
+// the ring has to be enough for what is lost with a connection.
+func (s *session) fits(channel byte, n int64) bool {
+	if len(s.spans) >= maxSpans && s.spans[len(s.spans)-1].channel != channel {
+		return false
+	}
+	keep := 2 * (s.ring.total - s.sent + n)
+	if s.flow {
+		keep = s.ring.total - s.got + n
+	}
+	return keep <= s.ring.reserve(keep)
+}
+
+// next gives the message that h is to be sent next. Output is copied into buf,
+// behind the byte that names its channel. It waits for something to send; done means that there
+// will be nothing any more.
+func (s *session) next(h *holder, buf []byte) (kind int, p []byte, done bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.holder == h && s.sent == s.ring.total && s.state != ended && !s.owesTaken(h) {
+		s.changed.Wait()
+	}
+	switch {
+	case s.holder != h:
+		return 0, nil, true
+	case s.owesTaken(h):
+		h.toldTaken = s.taken
+		return websocket.TextMessage, proto.Control{Type: proto.TypeTaken, Offset: s.taken}.Encode(), false
+	case s.sent == s.ring.total:
+		return 0, nil, true
+	}
+	channel, end := proto.Stdout, s.ring.total
+	if len(s.spans) > 0 {
+		channel, end = s.spans[0].channel, s.spans[0].end
+	}
+	buf[0] = channel
+	n := s.ring.copyAt(s.sent, buf[1:1+min(end-s.sent, int64(len(buf)-1))])
+	return websocket.BinaryMessage, buf[:1+n], false
+}
+
+// owesTaken tells whether h has to hear that the process was given input. mu is held.
+func (s *session) owesTaken(h *holder) bool {
+	news := s.taken - h.toldTaken
+	return h.flow && news > 0 && s.state != ended && (s.inputSize == 0 || news >= proto.MaxInput/4)
+}
+
+// hasSent notes that h has been sent n bytes of output.
+func (s *session) hasSent(h *holder, n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.holder != h {
+		return
+	}
+	s.sent += int64(n)
+	for len(s.spans) > 0 && s.spans[0].end <= s.sent {
+		s.spans = s.spans[1:]
+	}
+	s.changed.Broadcast()
+}
+
+// hasGot notes up to where output has arrived at h.
+func (s *session) hasGot(h *holder, offset int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.holder == h && offset > s.got {
+		s.got = min(offset, s.ring.total)
+		s.changed.Broadcast()
+	}
+}
+
+// stuck is asked at every tick. It tells when the process has waited for h for so
+// many of them while nothing went on there.
+func (s *session) stuck(h *holder) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.holder != h || s.waiting == 0 || s.sent+s.got != h.progress {
+		h.progress, h.idle = s.sent+s.got, 0
+		return false
+	}
+	if !s.srv.still.Load() {
+		h.idle++
+	}
+	return h.idle >= claimTicks
+}
+
+// hello waits until the process runs or has failed to, and gives h's greeting.
+func (s *session) hello(h *holder) (proto.Control, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.state < running {
+		s.changed.Wait()
+	}
+	c := proto.Control{Type: proto.TypeConnected, SessionID: s.id, Mode: proto.Mode(s.spec.Terminal)}
+	if h.flow {
+		h.toldTaken = s.taken
+		c.Flow, c.Accepted, c.Taken = true, s.accepted, s.taken
+	}
+	return c, s.failure
+}
