@@ -2,10 +2,8 @@ package opensandbox
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -225,87 +223,6 @@ func (i *instance) Endpoint(ctx context.Context, port int) (core.Endpoint, error
 	return e, nil
 }
 
-// Pause implements core.Pauser.
-func (i *instance) Pause(ctx context.Context) error {
-	if err := i.healthy(); err != nil {
-		return err
-	}
-	limit := seconds(i.p.cfg.Operations.PauseResumeTimeoutS)
-	short, cancel := bounded(ctx, limit, "waiting for sandbox "+i.id+" to pause")
-	defer cancel()
-	i.setPaused(true)
-	err := i.p.rest.changeState(short, i.id, "pause")
-	if err == nil {
-		err = i.awaitPaused(short)
-	}
-	if err == nil {
-		return nil
-	}
-	i.setPaused(false)
-	return i.stateError(ctx, short, "pause", limit, err, "")
-}
-
-// stateError is what came of a pause or its end.
-func (i *instance) stateError(ctx, short context.Context, op string, limit time.Duration, err error, advice string) error {
-	if ctx.Err() == nil && short.Err() != nil {
-		late := core.Errorf(core.KindTimeout, op, "Timed out waiting for sandbox %s to %s after %gs%s: %w", i.id, op, limit.Seconds(), advice, err)
-		return core.WithSandbox(late, core.KindTimeout, op, providerName, i.id)
-	}
-	return failed(ctx, op, i.id, "the "+op, err)
-}
-
-func (i *instance) setPaused(paused bool) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.paused = paused
-}
-
-func (i *instance) isPaused() bool {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	return i.paused
-}
-
-// awaitPaused polls until the server says that the sandbox is paused.
-func (i *instance) awaitPaused(ctx context.Context) error {
-	for {
-		info, err := i.info(ctx)
-		switch {
-		case err != nil:
-			return err
-		case info.Status.status() == core.StatusPaused:
-			return nil
-		case info.Status.dead():
-			return fmt.Errorf("the sandbox entered %s while pausing (%s)", info.Status.status(), info.Status)
-		}
-		if !pause(ctx, seconds(i.p.cfg.Create.ConnectPollS)) {
-			return context.Cause(ctx)
-		}
-	}
-}
-
-// Resume implements core.Pauser. The sandbox may have moved meanwhile.
-func (i *instance) Resume(ctx context.Context) error {
-	if err := i.healthy(); err != nil {
-		return err
-	}
-	limit := seconds(i.p.cfg.Operations.PauseResumeTimeoutS)
-	short, cancel := bounded(ctx, limit, "waiting for sandbox "+i.id+" to resume")
-	defer cancel()
-	err := i.p.rest.changeState(short, i.id, "resume")
-	if err == nil {
-		i.forgetDaemon()
-		if err = i.awaitEndpoint(short); err == nil && !i.p.cfg.Create.SkipHealthCheck {
-			err = i.awaitDaemon(short, seconds(i.p.cfg.Create.ConnectPollS))
-		}
-	}
-	if err != nil {
-		return i.stateError(ctx, short, "resume", limit, err, "; reconnect and check status() before retrying")
-	}
-	i.setPaused(false)
-	return nil
-}
-
 // KeepDefaults implements core.DefaultsKeeper.
 func (i *instance) KeepDefaults(_ context.Context, d core.Defaults) error {
 	i.mu.Lock()
@@ -318,97 +235,4 @@ func (i *instance) defaults() core.Defaults {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return i.kept
-}
-
-// renew begins to prolong the sandbox's life to ttl from now, again and again, until it is let go of.
-func (i *instance) renew(ttl, every time.Duration) {
-	ctx, cancel := context.WithCancel(i.life)
-	over := make(chan struct{})
-	i.stopBeat, i.beating = cancel, over
-	started := i.p.background(func(context.Context) {
-		defer close(over)
-		ops := i.ops()
-		ops.lateIsFinal = false
-		for pause(ctx, every) {
-			err := ops.retry(ctx, "renewing sandbox "+i.id, func(ctx context.Context) error {
-				return i.p.rest.renewSandbox(ctx, i.id, time.Now().Add(ttl))
-			})
-			if err == nil || ctx.Err() != nil {
-				continue
-			}
-			err = &core.Error{Kind: core.KindSandbox, Op: "renew", Provider: providerName, SandboxID: i.id,
-				Err: fmt.Errorf("OpenSandbox lifetime renewal failed: %w", err)}
-			quietly(ctx, "a sandbox's life could not be prolonged; it ends when its time is over", err)
-			i.mu.Lock()
-			i.renewErr = err
-			i.mu.Unlock()
-			return
-		}
-	})
-	if !started {
-		close(over)
-	}
-}
-
-func (i *instance) stopRenewing() {
-	if i.beating != nil {
-		i.stopBeat()
-		<-i.beating
-	}
-}
-
-// outOfMemory is what servers write of a sandbox that was killed for its memory.
-func outOfMemory(text string) bool {
-	text = strings.ToLower(text)
-	return strings.Contains(text, "oomkilled") || strings.Contains(text, "oom killed") || strings.Contains(text, "oom-killed") ||
-		strings.Contains(text, "oom_killed") || strings.Contains(text, "out of memory") || strings.Contains(text, "out-of-memory")
-}
-
-const (
-	postMortem     = 5 * time.Second // how long the cause of a loss is looked for
-	postMortemCall = 2 * time.Second
-	postMortemPoll = 500 * time.Millisecond
-)
-
-var errGone = errors.New("the sandbox does not exist any more")
-
-// diagnose looks for the reason why the daemon can't be reached: it gives one that
-// is certain, or nil. An out-of-memory kill may show in the status only after a while.
-func (i *instance) diagnose(ctx context.Context) error {
-	if i.starting.Load() {
-		return nil // whoever makes the sandbox looks by itself
-	}
-	ctx, cancel := context.WithTimeout(ctx, postMortem)
-	defer cancel()
-	for {
-		if err := i.verdict(ctx); err != nil {
-			return err
-		}
-		if !pause(ctx, postMortemPoll) {
-			return nil
-		}
-	}
-}
-
-// verdict asks the server once whether the sandbox is dead. nil: it lives, or that is not known.
-func (i *instance) verdict(ctx context.Context) error {
-	info, err := i.p.rest.getSandbox(ctx, i.id, postMortemCall)
-	switch {
-	case sandboxGone(err):
-		return errGone
-	case err != nil:
-		return nil
-	}
-	killed := outOfMemory(info.Status.Reason + " " + info.Status.Message)
-	if !killed && info.Status.dead() {
-		text, err := i.p.rest.events(ctx, i.id)
-		killed = err == nil && outOfMemory(text)
-	}
-	switch {
-	case killed:
-		return core.Errorf(core.KindSandbox, "", "Sandbox was OOM-killed. OpenSandbox status: %s; sandbox_id=%s", info.Status, i.id)
-	case info.Status.dead():
-		return core.Errorf(core.KindSandbox, "", "Sandbox is dead. OpenSandbox status: %s; sandbox_id=%s", info.Status, i.id)
-	}
-	return nil
 }
