@@ -82,14 +82,14 @@ func (h *holder) send() error {
 	hello, failure := h.s.hello(h)
 	if failure != nil {
 		c := proto.Control{Type: proto.TypeError, Error: failure.Error(), Code: proto.CodeStartFailed}
-		if err := h.message(websocket.TextMessage, c.Encode()); err != nil {
+		if err := h.message(websocket.TextMessage, c.Line()); err != nil {
 			return err
 		}
 		h.bye(websocket.CloseInternalServerErr, proto.CodeStartFailed, h.times.silence)
 		h.s.release(h, false)
 		return nil
 	}
-	if err := h.message(websocket.TextMessage, hello.Encode()); err != nil {
+	if err := h.message(websocket.TextMessage, hello.Line()); err != nil {
 		return err
 	}
 	buf := make([]byte, 1+proto.MaxChunk)
@@ -113,7 +113,7 @@ func (h *holder) send() error {
 		h.drop()
 		return nil
 	}
-	if err := h.message(websocket.TextMessage, proto.Control{Type: proto.TypeExit, ExitCode: &code}.Encode()); err != nil {
+	if err := h.message(websocket.TextMessage, proto.Control{Type: proto.TypeExit, ExitCode: &code}.Line()); err != nil {
 		return err
 	}
 	h.bye(websocket.CloseNormalClosure, proto.ReasonExited, h.times.silence)
@@ -277,10 +277,10 @@ func (h *holder) text(r io.Reader) error {
 	case proto.TypeAck:
 		h.s.hasGot(h, c.Offset)
 	case proto.TypePing:
-		return h.message(websocket.TextMessage, proto.Control{Type: proto.TypePong}.Encode())
+		return h.message(websocket.TextMessage, proto.Control{Type: proto.TypePong}.Line())
 	default:
 		no := proto.Control{Type: proto.TypeError, Error: fmt.Sprintf("unknown frame type %q", c.Type), Code: proto.CodeBadFrame}
-		return h.message(websocket.TextMessage, no.Encode())
+		return h.message(websocket.TextMessage, no.Line())
 	}
 	return nil
 }

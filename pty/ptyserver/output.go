@@ -68,7 +68,7 @@ func (s *session) next(h *holder, buf []byte) (kind int, p []byte, done bool) {
 		return 0, nil, true
 	case s.owesTaken(h):
 		h.toldTaken = s.taken
-		return websocket.TextMessage, proto.Control{Type: proto.TypeTaken, Offset: s.taken}.Encode(), false
+		return websocket.TextMessage, proto.Control{Type: proto.TypeTaken, Offset: s.taken}.Line(), false
 	case s.sent == s.ring.total:
 		return 0, nil, true
 	}

@@ -324,7 +324,7 @@ func (s *Server) attach(w http.ResponseWriter, r *http.Request) {
 			code = proto.CodeNotFound
 		}
 		// Lost to another client since it was asked above.
-		_ = h.message(websocket.TextMessage, proto.Control{Type: proto.TypeError, Error: err.Error(), Code: code}.Encode())
+		_ = h.message(websocket.TextMessage, proto.Control{Type: proto.TypeError, Error: err.Error(), Code: code}.Line())
 		h.drop()
 		return
 	}

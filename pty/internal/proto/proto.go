@@ -153,14 +153,17 @@ type Control struct {
 	Taken    int64 `json:"taken,omitempty"`
 }
 
-// Encode is the message's text; it ends with a line feed.
+// Line is the message as servers send it, with a line feed.
+func (c Control) Line() []byte { return append(c.Encode(), '\n') }
+
+// Encode is the message's text.
 func (c Control) Encode() []byte {
 	p, err := json.Marshal(c)
 	if err != nil {
 		// Strings and numbers always marshal.
 		panic(err)
 	}
-	return append(p, '\n')
+	return p
 }
 
 // DecodeControl reads a text message.
