@@ -19,7 +19,7 @@ import (
 )
 
 // sh forks this machine's shell.
-type sh struct{ cmd *exec.Cmd }
+type sh struct{}
 
 func (sh) Start(spec Spec, files [3]*os.File) (Process, error) {
 	cmd := exec.Command("/bin/sh", "-c", spec.Command)
@@ -97,12 +97,14 @@ func (p *place) session(command string) (*session, *websocket.Conn) {
 	return one, conn
 }
 
-func (p *place) dial(one *session) *websocket.Conn {
+func (p *place) dial(one *session) *websocket.Conn { return p.dialWith(one, "") }
+
+func (p *place) dialWith(one *session, query string) *websocket.Conn {
 	p.t.Helper()
 	d := websocket.Dialer{NetDial: func(string, string) (net.Conn, error) {
 		return net.Dial("unix", p.l.Addr().String())
 	}}
-	conn, _, err := d.Dial("ws://x/pty/"+one.id+"/ws?pty=0&takeover=1", http.Header{})
+	conn, _, err := d.Dial("ws://x/pty/"+one.id+"/ws?pty=0&takeover=1"+query, http.Header{})
 	require.NoError(p.t, err)
 	p.t.Cleanup(func() { _ = conn.Close() })
 	return conn
@@ -308,4 +310,52 @@ func TestInputOfAnEvictedHolderIsRefused(t *testing.T) {
 	require.NoError(t, conn.WriteMessage(websocket.BinaryMessage, []byte("\x00mine\n")))
 	require.Eventually(t, func() bool { got, _ := os.ReadFile(file); return string(got) == "mine\n" }, patience, 5*time.Millisecond)
 	_ = old.Close()
+}
+
+// A client that takes everything but tells nothing: all it was sent may still get lost.
+func TestHolderThatAcknowledgesNothingIsDroppedInTime(t *testing.T) {
+	p := newPlace(t, quick)
+	one, old := p.session("read x; " + flood)
+	conn := p.dialWith(one, "&flow=1")
+	_ = old.Close()
+	_, msg, err := conn.ReadMessage()
+	require.NoError(t, err)
+	require.Contains(t, string(msg), `"flow":true`)
+	require.NoError(t, conn.WriteMessage(websocket.BinaryMessage, []byte("\x00\n")))
+	got := 0
+	for {
+		kind, msg, err := conn.ReadMessage()
+		if err != nil {
+			break
+		}
+		if kind == websocket.BinaryMessage {
+			got += len(msg) - 1
+		}
+	}
+	assert.LessOrEqual(t, got, 1<<20)
+	assert.Greater(t, got, 900_000)
+	<-one.over
+	assert.Equal(t, int64(6_000_000), p.total(one))
+}
+
+func TestHolderIsToldWhatWasTaken(t *testing.T) {
+	p := newPlace(t, quick)
+	one, old := p.session("cat")
+	conn := p.dialWith(one, "&flow=1")
+	_ = old.Close()
+	_, _, err := conn.ReadMessage()
+	require.NoError(t, err)
+	require.NoError(t, conn.WriteMessage(websocket.BinaryMessage, []byte("\x00hello\n")))
+	var said []string
+	for len(said) < 2 {
+		_, msg, err := conn.ReadMessage()
+		require.NoError(t, err)
+		said = append(said, string(msg))
+	}
+	assert.ElementsMatch(t, []string{"{\"type\":\"taken\",\"offset\":6}\n", "\x01hello\n"}, said)
+	// Whoever comes next hears it with the greeting.
+	next := p.dialWith(one, "&flow=1&since=6")
+	_, msg, err := next.ReadMessage()
+	require.NoError(t, err)
+	assert.Contains(t, string(msg), `"flow":true,"accepted":6,"taken":6}`)
 }
