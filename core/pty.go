@@ -64,7 +64,7 @@ type PTYSession interface {
 	ReadStderr(ctx context.Context) ([]byte, error)
 	// Write sends input as it is. The pieces of two Writes never mix.
 	Write(ctx context.Context, p []byte) error
-	// Resize changes the terminal's size.
+	// Resize changes the terminal's size. After the process has exited it does nothing.
 	Resize(ctx context.Context, rows, cols int) error
 	// Signal sends SIGINT, SIGTERM, SIGKILL, SIGQUIT or SIGHUP to the process group of the session's process.
 	Signal(ctx context.Context, name string) error

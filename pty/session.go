@@ -170,13 +170,24 @@ func (s *Session) WaitExit(ctx context.Context) (int, error) {
 	}
 }
 
-// Resize implements core.PTYSession.
+// Resize implements core.PTYSession. After the process's end there is nothing to resize, which is no error.
 func (s *Session) Resize(ctx context.Context, rows, cols int) error {
 	const op = "pty resize"
 	if !proto.ValidSize(rows, cols) {
 		return s.c.named(op, core.Errorf(core.KindInvalid, op, "rows and cols must be between 1 and 65535"))
 	}
-	return s.send(ctx, op, websocket.TextMessage, proto.Control{Type: proto.TypeResize, Cols: cols, Rows: rows}.Encode())
+	err := s.send(ctx, op, websocket.TextMessage, proto.Control{Type: proto.TypeResize, Cols: cols, Rows: rows}.Encode())
+	if err != nil && s.hasExited() {
+		return nil // a process that has just ended has no use for the size: its end is no fault of who asked
+	}
+	return err
+}
+
+// hasExited tells whether the session came to its natural end and nobody has closed it since.
+func (s *Session) hasExited() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.exited && !s.closed
 }
 
 // Signal implements core.PTYSession.

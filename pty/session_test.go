@@ -35,6 +35,9 @@ func TestShellEchoesAndAnswers(t *testing.T) {
 	_, err = s.ReadStderr(r.ctx())
 	assert.ErrorIs(t, err, io.EOF)
 	assert.Equal(t, core.KindPTY, core.KindOf(s.Write(r.ctx(), []byte("x"))))
+	assert.NoError(t, s.Resize(r.ctx(), 30, 90), "whoever resizes can't know that the process has just ended")
+	require.NoError(t, s.Close(r.ctx()))
+	assert.Equal(t, core.KindPTY, core.KindOf(s.Resize(r.ctx(), 30, 90)))
 }
 
 func TestSizeIsThereBeforeTheProgram(t *testing.T) {
