@@ -177,14 +177,14 @@ func (s *Session) Resize(ctx context.Context, rows, cols int) error {
 		return s.c.named(op, core.Errorf(core.KindInvalid, op, "rows and cols must be between 1 and 65535"))
 	}
 	err := s.send(ctx, op, websocket.TextMessage, proto.Control{Type: proto.TypeResize, Cols: cols, Rows: rows}.Encode())
-	if err != nil && s.hasExited() {
+	if err != nil && s.endedByItself() {
 		return nil // a process that has just ended has no use for the size: its end is no fault of who asked
 	}
 	return err
 }
 
-// hasExited tells whether the session came to its natural end and nobody has closed it since.
-func (s *Session) hasExited() bool {
+// endedByItself tells whether the process has exited and nobody has closed the session since.
+func (s *Session) endedByItself() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.exited && !s.closed

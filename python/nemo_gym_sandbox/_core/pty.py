@@ -355,8 +355,13 @@ class NativePtySession:
     # ---------------------------------------------------------------- the process
 
     async def resize(self, rows: int, cols: int) -> None:
-        """Change the terminal's size. Raises ValueError for a size that no terminal can have."""
-        self._check_input()
+        """Change the terminal's size; nothing once the process has exited, which the caller can't always know.
+
+        Raises ValueError for a size that no terminal can have.
+        """
+        self._check()
+        if self._exit.done() and self._exit.result().status == 0:
+            return
         async with self._sizing:
             await self._call(codec.PTY_RESIZE, rows=rows, cols=cols)
 
