@@ -218,6 +218,12 @@ func (r *inRing) Read(p []byte) (int, error) {
 // stop says that the command reads no more.
 func (r *inRing) stop() { r.refuse(nil) }
 
+// Close implements io.Closer for the command's side: it has ended, which ends a Read under way.
+func (r *inRing) Close() error {
+	r.stop()
+	return nil
+}
+
 // refuse does so and says why.
 func (r *inRing) refuse(reason error) {
 	r.mu.Lock()
