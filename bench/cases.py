@@ -42,6 +42,10 @@ METRICS = {
     "stream": Metric("64 MiB of output, streamed", "MiB/s", True),
     "stream_rss": Metric("- memory grows by", "MiB"),
     "start": Metric("start to the first exec", "ms"),
+    "ready": Metric("- beside the floor's start without an exec", "ms"),
+    "start_many": Metric("16 starts at once, each with one exec", "ms"),
+    "start_files": Metric("200 small files in the spec: start takes longer by", "ms"),
+    "burst": Metric("500 execs at once", "ms"),
     "stop": Metric("stop", "ms"),
     "up_small": Metric("upload 1 KiB", "ms"),
     "down_small": Metric("download 1 KiB", "ms"),
@@ -115,11 +119,58 @@ async def life(c: Context) -> dict[str, float]:
     began = time.perf_counter()
     box = await c.target.start()
     try:
+        made = time.perf_counter() - began
         await box.exec("true")
         started = time.perf_counter() - began
     finally:
         stopped = await _timed(box.stop)
-    return {"start": started * 1e3, "stop": stopped * 1e3}
+    found = {"start": started * 1e3, "stop": stopped * 1e3}
+    if c.target.makes_something:
+        # A floor's sandbox is ready for nothing yet: its start is the least that a start can take.
+        found["ready"] = (made if c.target.is_floor else started) * 1e3
+    return found
+
+
+async def life_many(c: Context) -> dict[str, float]:
+    boxes: list[Box] = []
+
+    async def one() -> None:
+        box = await c.target.start()
+        boxes.append(box)
+        await box.exec("true")
+
+    try:
+        took = await _timed(lambda: asyncio.gather(*(one() for _ in range(16))))
+    finally:
+        await asyncio.gather(*(box.stop() for box in boxes))
+    return {"start_many": took * 1e3}
+
+
+async def life_files(c: Context) -> dict[str, float]:
+    took: dict[bool, list[float]] = {False: [], True: []}
+    files = {f"/tmp/seed/{n % 10}/{n}": f"file {n}\n" * 50 for n in range(200)}
+    for seeded in (False, True, True, False, False, True):
+        began = time.perf_counter()
+        try:
+            box = await c.target.start(files if seeded else None)
+        except NotImplementedError:
+            return {}
+        took[seeded].append(time.perf_counter() - began)
+        await box.stop()
+    return {"start_files": (statistics.median(took[True]) - statistics.median(took[False])) * 1e3}
+
+
+async def burst(c: Context) -> dict[str, float]:
+    if c.target.is_floor:
+        return {}
+    descriptors = measure.descriptors()
+    took = await _timed(lambda: asyncio.gather(*(c.box.exec("true") for _ in range(500))))
+    deadline = time.perf_counter() + 10
+    while measure.descriptors() > descriptors + 1:  # one idle stream may stay
+        if time.perf_counter() > deadline:
+            raise RuntimeError(f"{measure.descriptors() - descriptors} descriptors are left of 500 execs")
+        await asyncio.sleep(0.05)
+    return {"burst": took * 1e3}
 
 
 async def files(c: Context) -> dict[str, float]:
@@ -144,6 +195,9 @@ CASES: dict[str, Callable[[Context], Awaitable[dict[str, float]]]] = {
     "many": exec_many,
     "output": output,
     "life": life,
+    "life_many": life_many,
+    "life_files": life_files,
+    "burst": burst,
     "files": files,
 }
 """All cases, by the name that the command line knows."""

@@ -43,9 +43,12 @@ class Target(Protocol):
     """A side of the comparison."""
 
     name: str
+    is_floor: bool
+    makes_something: bool
+    """Whether a start costs anything."""
 
-    async def start(self) -> Box:
-        """Make a sandbox in which a command can be run."""
+    async def start(self, files: dict[str, str] | None = None) -> Box:
+        """Make a sandbox in which a command can be run, with files in it. A floor has no files: NotImplementedError."""
         ...
 
     def close(self) -> None:
@@ -91,14 +94,18 @@ class _ApiBox:
 class Api:
     """A module with ``AsyncSandbox`` and ``SandboxSpec``."""
 
+    is_floor = False
+    makes_something = True
+
     def __init__(self, module: str, provider: str, image: str, config: dict[str, Any]) -> None:
         self.name = module
         self._module = importlib.import_module(module)
         self._provider, self._image, self._config = provider, image, config
 
-    async def start(self) -> Box:
+    async def start(self, files: dict[str, str] | None = None) -> Box:
         image = None if self._provider == "local" else self._image
-        sandbox = self._module.AsyncSandbox({self._provider: self._config}, self._module.SandboxSpec(image=image))
+        spec = self._module.SandboxSpec(image=image, files=files or {})
+        sandbox = self._module.AsyncSandbox({self._provider: self._config}, spec)
         await sandbox.start()
         return _ApiBox(sandbox)
 
@@ -136,11 +143,15 @@ class EngineFloor:
     """The engine's own API: create and start, exec, archives."""
 
     name = "engine API"
+    is_floor = True
+    makes_something = True
 
     def __init__(self, image: str) -> None:
         self._engine, self._image = Engine(), image
 
-    async def start(self) -> Box:
+    async def start(self, files: dict[str, str] | None = None) -> Box:
+        if files:
+            raise NotImplementedError
         return _EngineBox(self._engine, await self._engine.create(self._image))
 
     def close(self) -> None:
@@ -188,13 +199,17 @@ class ForkFloor:
     """A fork and an exec by asyncio for each command. Its start is one command under bubblewrap."""
 
     name = "fork + exec"
+    is_floor = True
+    makes_something = False
 
     def __init__(self) -> None:
         wrap = shutil.which("bwrap")
         spaces = ["--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
         self._wrap = [wrap, *spaces, "--bind", "/", "/", "--dev", "/dev", "--proc", "/proc"] if wrap else []
 
-    async def start(self) -> Box:
+    async def start(self, files: dict[str, str] | None = None) -> Box:
+        if files:
+            raise NotImplementedError
         return _ForkBox(Path(tempfile.mkdtemp(prefix="bench-")), list(self._wrap))
 
     def close(self) -> None:
