@@ -139,7 +139,8 @@ class LocalTerminal:
         self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
     ) -> None:
         with contextlib.suppress(OSError):
-            self.show(self._modes.reset())
+            # Whoever leaves in the middle of a line gets the next prompt on a line of its own.
+            self.show(self._modes.reset() + (b"" if exc_type is None else b"\r\n"))
         self._restore()
 
     def _restore(self) -> None:

@@ -1,0 +1,274 @@
+"""The shell on the command line, as somebody uses it: in a terminal of its own, which tmux holds and shows."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nemo_gym_sandbox import AsyncSandbox, SandboxSpec
+from nemo_gym_sandbox._terminal import Modes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PACKAGE = Path(__file__).resolve().parents[3] / "python"
+PATIENCE_S = 20
+SHELL = f"{sys.executable} -m nemo_gym_sandbox.shell"
+
+
+class Tmux:
+    """One terminal of 100 x 30 with a shell of the host in it, whose prompt is ``host>``."""
+
+    def __init__(self, folder: Path) -> None:
+        tmux = shutil.which("tmux")
+        assert tmux, "these tests need tmux"
+        self._base = [tmux, "-f", "/dev/null", "-S", str(folder / "tmux")]
+        env = {**os.environ, "PYTHONPATH": str(PACKAGE), "TERM": "xterm-256color"}
+        (folder / "rc").write_text("PS1='host> '\n")
+        self._run("new-session", "-d", "-x", "100", "-y", "30", f"bash --rcfile {folder}/rc", env=env)
+        self.sees(r"host> $")
+
+    def _run(self, *arguments: str, env: dict[str, str] | None = None) -> str:
+        done = subprocess.run([*self._base, *arguments], env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def screen(self, *options: str) -> str:
+        return self._run("capture-pane", "-p", "-J", *options).rstrip("\n")
+
+    def keys(self, *keys: str) -> None:
+        self._run("send-keys", *keys)
+
+    def type(self, text: str) -> None:
+        self._run("send-keys", "-l", text)
+        self.keys("Enter")
+
+    def resize(self, cols: int, rows: int) -> None:
+        self._run("resize-window", "-x", str(cols), "-y", str(rows))
+
+    def sees(self, pattern: str, *options: str) -> str:
+        """Wait for the screen to match."""
+        end = time.monotonic() + PATIENCE_S
+        while not re.search(pattern, screen := self.screen(*options), re.MULTILINE):
+            assert time.monotonic() < end, f"{pattern!r} did not come:\n{screen}"
+            time.sleep(0.05)
+        return screen
+
+    def modes(self, name: str) -> str:
+        """The settings of the terminal, as stty tells them."""
+        self.type(f"stty -g > {name}; echo saved-{name}")
+        self.sees(f"^saved-{name}")
+        return name
+
+    def flag(self, name: str) -> str:
+        return self._run("display-message", "-p", f"#{{{name}}}").strip()
+
+    def pid_of(self, text: str) -> int:
+        """The process below the terminal's shell with this in its command line."""
+        end = time.monotonic() + PATIENCE_S
+        shell = self.flag("pane_pid")
+        while time.monotonic() < end:
+            for child in Path(f"/proc/{shell}/task/{shell}/children").read_text().split():
+                with contextlib.suppress(OSError):
+                    if text in Path(f"/proc/{child}/cmdline").read_text().replace("\0", " "):
+                        return int(child)
+            time.sleep(0.05)
+        raise AssertionError(f"nothing runs {text!r}")
+
+    def is_raw(self, raw: bool) -> None:
+        """Wait for the terminal to be in raw mode, or out of it."""
+        end = time.monotonic() + PATIENCE_S
+        command = ["stty", "-a", "-F", self.flag("pane_tty")]
+        while ("-opost" in subprocess.run(command, capture_output=True, text=True, check=True).stdout) is not raw:
+            assert time.monotonic() < end, self.screen()
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        self._run("kill-server")
+
+
+@pytest.fixture
+def terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tmux]:
+    monkeypatch.chdir(tmp_path)
+    tmux = Tmux(tmp_path)
+    yield tmux
+    tmux.close()
+
+
+def image(backend: str) -> str:
+    return "" if backend == "local" else " --image lab/busybox:1"
+
+
+def same_modes(tmp_path: Path) -> bool:
+    return (tmp_path / "before").read_text() == (tmp_path / "after").read_text() != ""
+
+
+def test_a_shell_from_start_to_exit(terminal: Tmux, backend: str, tmp_path: Path) -> None:
+    terminal.modes("before")
+    terminal.type(f"{SHELL} --provider {backend}{image(backend)}; echo status-$?")
+    terminal.sees(r"# (\x1b\[6n)?$")
+    terminal.type("stty size; pwd; echo $TERM; tty")
+    screen = terminal.sees(r"^/dev/pts/")
+    assert re.search(r"^30 100$\n^/tmp$\n^(tmux|screen)", screen, re.MULTILINE), screen
+    terminal.resize(120, 40)
+    terminal.type("until [ \"$(stty size)\" = '40 120' ]; do sleep 0.1; done; echo re''sized")
+    terminal.sees("^resized")
+    terminal.type("sleep 4713")
+    terminal.sees("sleep 4713$")
+    terminal.keys("C-c")
+    terminal.sees(r"# $")
+    terminal.type("printf '\\033[31mred\\033[0m \\342\\202\\254\\n'")
+    terminal.sees(r"\x1b\[31mred\x1b\[39m €", "-e")
+    terminal.type("exit 5")
+    terminal.sees("^status-5$")
+    terminal.modes("after")
+    assert same_modes(tmp_path)
+
+
+def test_the_end_of_input_ends_the_shell(terminal: Tmux) -> None:
+    terminal.type(f"{SHELL} --provider local; echo status-$?")
+    terminal.sees(r"# $")
+    terminal.keys("C-d")
+    terminal.sees("^status-0$")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.SIGSEGV])
+def test_the_terminal_is_restored_when_the_client_dies(terminal: Tmux, tmp_path: Path, number: signal.Signals) -> None:
+    terminal.modes("before")
+    # Not from bash, which would restore it itself.
+    (tmp_path / "outer.py").write_text("import subprocess, sys; print('status', subprocess.call(sys.argv[1:]))")
+    terminal.type(f"{sys.executable} outer.py {SHELL} --provider local --command 'cat; echo gone'")
+    outer = terminal.pid_of("outer.py")
+    terminal.is_raw(True)
+    inner = Path(f"/proc/{outer}/task/{outer}/children").read_text().split()
+    terminal.type("printed by c''at")
+    terminal.sees("^printed by c''at$\nprinted by c''at$")
+    os.kill(int(inner[0]), number)
+    expected = -number if number in (signal.SIGKILL, signal.SIGSEGV) else 128 + number
+    terminal.sees(f"status {expected}$")
+    terminal.is_raw(False)
+    terminal.modes("after")
+    assert same_modes(tmp_path)
+
+
+def test_a_sandbox_that_cannot_be_made(terminal: Tmux) -> None:
+    terminal.type(f"{SHELL} --provider docker --image 127.0.0.1:1/none; echo status-$?")
+    terminal.sees("^sandbox shell failed: .*none")
+    terminal.sees("^status-1$")
+
+
+def test_modes_that_programs_left_on_are_switched_off(terminal: Tmux) -> None:
+    command = "printf '\\033[?1049h\\033[?1000;1006h\\033[?2004h\\033[?25lin the alternate screen'; cat"
+    terminal.type(f"clear; echo be''fore; {SHELL} --provider local --command \"{command}\"; echo status-$?")
+    terminal.sees("in the alternate screen")
+    assert (terminal.flag("alternate_on"), terminal.flag("mouse_standard_flag"), terminal.flag("cursor_flag")) == (
+        "1",
+        "1",
+        "0",
+    )
+    os.kill(terminal.pid_of("nemo_gym_sandbox.shell"), signal.SIGTERM)
+    screen = terminal.sees("^status-143$")
+    assert "before" in screen
+    assert "alternate screen" not in screen
+    assert (terminal.flag("alternate_on"), terminal.flag("mouse_standard_flag"), terminal.flag("cursor_flag")) == (
+        "0",
+        "0",
+        "1",
+    )
+
+
+def test_mouse_reports_and_keys_pass_unchanged(terminal: Tmux) -> None:
+    command = "printf '\\033[?1000;1006h'; stty raw -echo; printf rea''dy; busybox dd bs=1 count=11 2>/dev/null | od -An -c; stty sane"
+    terminal.type(f'{SHELL} --provider local --command "{command}"; echo status-$?')
+    terminal.sees("ready")
+    terminal._run("send-keys", "-H", *(f"{byte:02x}" for byte in b"\x1b[<0;5;7M\x00\x7f"))
+    screen = terminal.sees("status-0$")
+    assert re.search(r"033\s+\[\s+<\s+0\s+;\s+5\s+;\s+7\s+M\s+\\0\s+177", screen), screen
+
+
+async def test_leaving_and_coming_back(terminal: Tmux, backend: str) -> None:
+    terminal.type(f"{SHELL} --provider {backend}{image(backend)} --keep --detach-key ctrl-]")
+    terminal.sees(r"# (\x1b\[6n)?$")
+    terminal.type("V=kept; echo in the shell")
+    terminal.sees("^in the shell$")
+    terminal.keys("C-]")
+    found = re.search(
+        r"come back with: nemo-gym-sandbox attach (--provider \w+ (\S+)/\S+)",
+        terminal.sees("come back with.*\n(.*\n)*host> $"),
+    )
+    assert found
+    terminal.sees(r"^\[detached\]$")
+    terminal.type(
+        f"clear; {sys.executable} -c 'from nemo_gym_sandbox.shell import attach as a; import sys; sys.exit(a())' {found[1]}; echo status-$?"
+    )
+    terminal.sees("^in the shell$")
+    terminal.type("echo it is $V; exit 6")
+    terminal.sees("^it is kept$")
+    terminal.sees("^status-6$")
+    sandbox = await AsyncSandbox.connect({"sandbox_id": found[2]}, provider={backend: {}})
+    await sandbox.stop()
+
+
+async def test_a_shell_in_a_running_sandbox_lets_it_live_on(terminal: Tmux) -> None:
+    async with AsyncSandbox({"local": {}}, SandboxSpec()) as sandbox:
+        await sandbox.start()
+        number = (await sandbox.serialize())["sandbox_id"]
+        terminal.type(f"{SHELL} --provider local --sandbox {number} --command 'echo there > /tmp/mark'; echo status-$?")
+        terminal.sees("^status-0$")
+        assert (await sandbox.exec("cat /tmp/mark")).stdout == "there\n"
+
+
+def test_options(terminal: Tmux, tmp_path: Path) -> None:
+    (tmp_path / "block.json").write_text(
+        '{"sandbox": {"local": {"isolation": "none"}, "default_metadata": {"a": "b"}}}'
+    )
+    terminal.type(f"{SHELL} --config block.json --command 'exit 9'; echo status-$?")
+    terminal.sees("^status-9$")
+    (tmp_path / "two.yaml").write_text("one: {local: {}}\ntwo: {local: {nope: 1}}\n")
+    terminal.type(f"clear; {SHELL} --config two.yaml --block one --command 'exit 8'; echo status-$?")
+    terminal.sees("^status-8$")
+    terminal.type(f"clear; {SHELL} --config two.yaml --block two; echo status-$?")
+    terminal.sees("^sandbox shell failed: .*nope")
+    terminal.sees("^status-1$")
+    terminal.type(f"clear; {SHELL} --config two.yaml --block three; echo status-$?")
+    terminal.sees("^sandbox shell failed: .*'three' is not defined")
+    terminal.type(f"clear; {SHELL} --provider local --config x; echo status-$?")
+    terminal.sees("not allowed with argument")
+    terminal.sees("^status-2$")
+
+
+def test_without_a_terminal_it_says_so(script_environment: Callable[[], dict[str, str]]) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "nemo_gym_sandbox.shell", "--provider", "local"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=script_environment(),
+        timeout=PATIENCE_S,
+    )
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "must be a terminal" in run.stderr
+
+
+@pytest.fixture
+def script_environment() -> Callable[[], dict[str, str]]:
+    return lambda: {**os.environ, "PYTHONPATH": str(PACKAGE)}
+
+
+def test_what_is_switched_off_again() -> None:
+    modes = Modes()
+    for piece in (b"\x1b[?10", b"49h text \x1b[?2004", b"h\x1b[?25l\x1b[?1000;1002;77h\x1b[31m", b"\x1b[?1000l"):
+        modes.feed(piece)
+    assert modes.reset() == b"\x1b[?1002l\x1b[?2004l\x1b[?1049l\x1b[?25h"
+    modes.feed(b"\x1b[?25h\x1b[?1002;2004l\x1b[?1049l")
+    assert modes.reset() == b""
