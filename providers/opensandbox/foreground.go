@@ -96,10 +96,13 @@ func (s *stream) stop(over <-chan outcome, end context.CancelCauseFunc) {
 			return
 		}
 	}
+	// It has ended; how much of its output is still on the way does not matter any more.
+	last := time.NewTimer(killGrace)
+	defer last.Stop()
 	select {
 	case <-over:
-	case <-ctx.Done():
-		end(errors.New("the command did not end"))
+	case <-last.C:
+		end(errors.New("the command has been ended"))
 		<-over
 	}
 }

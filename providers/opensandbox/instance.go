@@ -166,6 +166,9 @@ func (i *instance) Status(ctx context.Context) (core.Status, error) {
 		return core.StatusUnknown, err
 	}
 	info, err := i.info(ctx)
+	if sandboxGone(err) {
+		return core.StatusStopped, nil
+	}
 	if err != nil {
 		return core.StatusUnknown, failed(ctx, "status", i.id, "asking the server for the sandbox", err)
 	}
@@ -187,7 +190,11 @@ func (i *instance) Destroy(ctx context.Context) error {
 		return failed(ctx, "stop", i.id, "deleting the sandbox", err)
 	}
 	i.end()
-	return i.healthy()
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	err := i.renewErr
+	i.renewErr = nil // it is told once: there is nothing left that could be prolonged
+	return err
 }
 
 func (i *instance) remove(ctx context.Context) error {

@@ -106,5 +106,5 @@ func sessionCommand(command string, env map[string]string, user string) string {
 		return "if " + canInterrupt + "; then exec " + interruptible + shell + "; fi; exec " + shell
 	}
 	run := shell + " -c " + quote(command)
-	return "trap : HUP QUIT TERM; if " + canInterrupt + "; then " + interruptible + run + "; else " + run + "; fi; r=$?; sleep 0.1 2>/dev/null || sleep 1; exit $r"
+	return "trap : HUP INT QUIT TERM; if " + canInterrupt + "; then " + interruptible + run + "; else " + run + "; fi; r=$?; sleep 0.1 2>/dev/null || sleep 1; exit $r"
 }

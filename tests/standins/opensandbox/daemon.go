@@ -1,0 +1,445 @@
+package opensandbox
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/nemo-gym/nemo_gym_sandbox/pty/ptyserver"
+)
+
+// grace is how long a daemon keeps a command's stream open behind its result.
+const grace = time.Second
+
+// daemon is what runs in every sandbox.
+type daemon struct {
+	box       *box
+	env       []string
+	mux       *http.ServeMux
+	terminals *ptyserver.Server
+
+	mu       sync.Mutex
+	made     int
+	commands map[string]*command
+	sessions map[string]*shell
+	closed   bool // the sandbox has ended
+}
+
+// command is one that was started.
+type command struct {
+	id         string
+	text       string
+	cmd        *exec.Cmd
+	background bool
+	done       chan struct{}
+}
+
+func newDaemon(b *box, env map[string]string) *daemon {
+	d := &daemon{box: b, env: []string{"PATH=" + os.Getenv("PATH"), "HOME=/root"}, commands: map[string]*command{}, sessions: map[string]*shell{}}
+	for k, v := range env {
+		d.env = append(d.env, k+"="+v)
+	}
+	d.terminals = terminals(d)
+	m := http.NewServeMux()
+	m.HandleFunc("GET /ping", func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Length", "0") })
+	m.HandleFunc("POST /command", d.run)
+	m.HandleFunc("DELETE /command", d.interrupt)
+	m.HandleFunc("GET /command/{one}/{two}", func(w http.ResponseWriter, r *http.Request) {
+		switch one, two := r.PathValue("one"), r.PathValue("two"); {
+		case one == "status":
+			d.status(w, two)
+		case two == "logs":
+			d.logs(w, r, one)
+		default:
+			http.NotFound(w, r)
+		}
+	})
+	m.HandleFunc("POST /session", d.openSession)
+	m.HandleFunc("POST /session/{id}/run", d.runInSession)
+	m.HandleFunc("DELETE /session/{id}", d.closeSession)
+	m.HandleFunc("POST /files/upload", d.upload)
+	m.HandleFunc("GET /files/download", d.download)
+	m.HandleFunc("GET /files/info", d.info)
+	m.HandleFunc("POST /directories", d.directories)
+	m.Handle("/pty", d.terminals.Handler())
+	m.Handle("/pty/", d.terminals.Handler())
+	d.mux = m
+	return d
+}
+
+// ServeHTTP implements http.Handler.
+func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) { d.mux.ServeHTTP(w, r) }
+
+// inside is where a path of the sandbox is on this machine. The daemon's own folder is the sandbox's.
+func (d *daemon) inside(p string) string {
+	if rest, ok := strings.CutPrefix(p, "/opt/opensandbox/"); ok {
+		return filepath.Join(d.box.folder, ".opt", rest)
+	}
+	if !filepath.IsAbs(p) {
+		return filepath.Join(d.box.folder, p)
+	}
+	return p
+}
+
+type commandBody struct {
+	Command    string            `json:"command"`
+	Cwd        string            `json:"cwd"`
+	Envs       map[string]string `json:"envs"`
+	UID        *uint32           `json:"uid"`
+	GID        *uint32           `json:"gid"`
+	Timeout    int64             `json:"timeout"`
+	Background bool              `json:"background"`
+}
+
+func (d *daemon) run(w http.ResponseWriter, r *http.Request) {
+	var body commandBody
+	if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
+		fail(w, http.StatusBadRequest, "INVALID_REQUEST_BODY", "error parsing request. "+err.Error())
+		return
+	}
+	if problem := body.problem(d); problem != "" {
+		fail(w, http.StatusBadRequest, "INVALID_REQUEST_BODY", "invalid request, validation error "+problem)
+		return
+	}
+	c, stdout, stderr, err := d.start(body)
+	if err != nil {
+		e := newEmitter(w)
+		e.send(map[string]any{"type": "init", "text": "none"})
+		e.send(map[string]any{"type": "error", "error": map[string]any{"ename": "CommandExecError", "evalue": err.Error(), "traceback": []string{err.Error()}}})
+		return
+	}
+	e := newEmitter(w)
+	e.send(map[string]any{"type": "init", "text": c.id})
+	e.send(map[string]any{"type": "ping", "text": "pong"})
+	if body.Background {
+		_ = stdout.Close()
+		e.send(map[string]any{"type": "execution_complete", "execution_time": 0})
+		hold(r.Context(), grace)
+		return
+	}
+	d.follow(r.Context(), e, c, stdout, stderr)
+	d.abortIfClosed()
+	e.result(c)
+	hold(r.Context(), grace)
+}
+
+func (b *commandBody) problem(d *daemon) string {
+	switch {
+	case b.Command == "":
+		return "Key: 'RunCommandRequest.Command' Error:Field validation for 'Command' failed on the 'required' tag"
+	case b.Timeout < 0:
+		return "timeout must not be negative"
+	case b.GID != nil && b.UID == nil:
+		return "uid is required when gid is provided"
+	}
+	if b.Cwd != "" {
+		if st, err := os.Stat(d.inside(b.Cwd)); err != nil {
+			return "working directory does not exist: " + b.Cwd + ": stat " + b.Cwd + ": no such file or directory"
+		} else if !st.IsDir() {
+			return "working directory path is not a directory: " + b.Cwd
+		}
+	}
+	return ""
+}
+
+func hold(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
+// start forks a command whose output goes to files.
+func (d *daemon) start(body commandBody) (c *command, stdout, stderr *os.File, err error) {
+	d.mu.Lock()
+	d.made++
+	id := fmt.Sprintf("%032d", d.made)
+	d.mu.Unlock()
+	cmd := exec.Command("bash", "-c", body.Command)
+	cmd.Dir = d.box.folder
+	if body.Cwd != "" {
+		cmd.Dir = d.inside(body.Cwd)
+	}
+	cmd.Env = d.env
+	for k, v := range body.Envs {
+		cmd.Env = append(cmd.Env, k+"="+v)
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if body.UID != nil {
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: *body.UID, Gid: *body.UID}
+		if body.GID != nil {
+			cmd.SysProcAttr.Credential.Gid = *body.GID
+		}
+	}
+	if stdout, err = os.Create(d.log(id)); err != nil {
+		return nil, nil, nil, err
+	}
+	stderr = stdout
+	if !body.Background {
+		if stderr, err = os.Create(d.log(id) + ".err"); err != nil {
+			return nil, nil, nil, err
+		}
+	}
+	cmd.Stdout, cmd.Stderr = stdout, stderr
+	if err := cmd.Start(); err != nil {
+		return nil, nil, nil, err
+	}
+	c = &command{id: id, text: body.Command, cmd: cmd, background: body.Background, done: make(chan struct{})}
+	d.mu.Lock()
+	d.commands[id] = c
+	d.mu.Unlock()
+	go func() {
+		_ = cmd.Wait() // the state tells everything
+		close(c.done)
+	}()
+	if body.Timeout > 0 {
+		go func() {
+			select {
+			case <-c.done:
+			case <-time.After(time.Duration(body.Timeout) * time.Millisecond):
+				c.signal(syscall.SIGKILL)
+			}
+		}()
+	}
+	return c, stdout, stderr, nil
+}
+
+func (d *daemon) log(id string) string { return filepath.Join(d.box.folder, "."+id+".output") }
+
+func (c *command) signal(sig syscall.Signal) {
+	if c.cmd.Process != nil {
+		_ = syscall.Kill(-c.cmd.Process.Pid, sig)
+	}
+}
+
+func (c *command) running() bool {
+	select {
+	case <-c.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// outcome is the exit code as daemons tell it, and its reason.
+func (c *command) outcome() (code int, reason string) {
+	st := c.cmd.ProcessState
+	if ws, ok := st.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+		return -1, "signal: " + ws.Signal().String()
+	}
+	if st.ExitCode() != 0 {
+		reason = fmt.Sprintf("exit status %d", st.ExitCode())
+	}
+	return st.ExitCode(), reason
+}
+
+// follow tells a command's output until it has ended. The files are looked at now and then, as daemons do.
+func (d *daemon) follow(ctx context.Context, e *emitter, c *command, stdout, stderr *os.File) {
+	tails := []*tail{{kind: "stdout", name: stdout.Name()}, {kind: "stderr", name: stderr.Name()}}
+	defer func() {
+		_ = stdout.Close()
+		_ = stderr.Close()
+	}()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for running := true; running; {
+		select {
+		case <-c.done:
+			running = false
+		case <-ctx.Done():
+			return // the command goes on
+		case <-tick.C:
+		}
+		for _, t := range tails {
+			t.read(e, !running)
+		}
+	}
+}
+
+// tail reads a file that grows, line by line.
+type tail struct {
+	kind, name string
+	at         int64
+	rest       []byte
+}
+
+func (t *tail) read(e *emitter, last bool) {
+	f, err := os.Open(t.name)
+	if err != nil {
+		return
+	}
+	defer func() { _ = f.Close() }()
+	p, err := io.ReadAll(io.NewSectionReader(f, t.at, 1<<62))
+	if err != nil {
+		return
+	}
+	t.at += int64(len(p))
+	t.rest = append(t.rest, p...)
+	for {
+		n := bytes.IndexAny(t.rest, "\r\n")
+		if n < 0 || t.rest[n] == '\r' && n == len(t.rest)-1 && !last {
+			break
+		}
+		e.line(t.kind, t.rest[:n])
+		end := n + 1
+		if t.rest[n] == '\r' && end < len(t.rest) && t.rest[end] == '\n' {
+			end++
+		}
+		t.rest = t.rest[end:]
+	}
+	if last && len(t.rest) > 0 {
+		e.line(t.kind, t.rest)
+		t.rest = nil
+	}
+}
+
+// emitter writes events: JSON objects with an empty line behind each.
+type emitter struct {
+	w http.ResponseWriter
+}
+
+func newEmitter(w http.ResponseWriter) *emitter {
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("Cache-Control", "no-cache")
+	return &emitter{w}
+}
+
+func (e *emitter) send(v map[string]any) {
+	v["timestamp"] = time.Now().UnixMilli()
+	p, err := json.Marshal(v)
+	if err != nil {
+		return
+	}
+	_, _ = e.w.Write(append(p, '\n', '\n'))
+	if f, ok := e.w.(http.Flusher); ok {
+		f.Flush()
+	}
+}
+
+func (e *emitter) line(kind string, text []byte) {
+	s := strings.ToValidUTF8(string(text), "\ufffd")
+	if s == "" {
+		s = "\n"
+	}
+	e.send(map[string]any{"type": kind, "text": s})
+}
+
+func (e *emitter) result(c *command) {
+	code, reason := c.outcome()
+	if code == 0 {
+		e.send(map[string]any{"type": "execution_complete"})
+		return
+	}
+	e.send(map[string]any{"type": "error", "error": map[string]any{"ename": "CommandExecError", "evalue": fmt.Sprint(code), "traceback": []string{reason}}})
+}
+
+func (d *daemon) command(id string) *command {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.commands[id]
+}
+
+func (d *daemon) interrupt(w http.ResponseWriter, r *http.Request) {
+	c := d.command(r.URL.Query().Get("id"))
+	if c == nil || !c.running() {
+		fail(w, http.StatusInternalServerError, "RUNTIME_ERROR", "error interruptting code context. no such session")
+		return
+	}
+	c.signal(syscall.SIGTERM)
+	select {
+	case <-c.done:
+	case <-time.After(3 * time.Second):
+		c.signal(syscall.SIGKILL)
+		<-c.done
+	}
+}
+
+func (d *daemon) status(w http.ResponseWriter, id string) {
+	c := d.command(id)
+	if c == nil {
+		fail(w, http.StatusNotFound, "INVALID_REQUEST_BODY", "command not found")
+		return
+	}
+	st := map[string]any{"id": c.id, "content": c.text, "running": c.running()}
+	if !c.running() {
+		code, reason := c.outcome()
+		st["exit_code"] = code
+		if reason != "" {
+			st["error"] = reason
+		}
+	}
+	reply(w, http.StatusOK, st)
+}
+
+func (d *daemon) logs(w http.ResponseWriter, r *http.Request, id string) {
+	c := d.command(id)
+	if c == nil || !c.background {
+		fail(w, http.StatusBadRequest, "INVALID_REQUEST_BODY", "no such background command")
+		return
+	}
+	p, err := os.ReadFile(d.log(c.id))
+	if err != nil {
+		fail(w, http.StatusInternalServerError, "RUNTIME_ERROR", err.Error())
+		return
+	}
+	var cursor int
+	if _, err := fmt.Sscan(r.URL.Query().Get("cursor"), &cursor); err != nil && !errors.Is(err, io.EOF) {
+		cursor = 0
+	}
+	w.Header().Set("EXECD-COMMANDS-TAIL-CURSOR", fmt.Sprint(max(cursor, len(p))))
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	_, _ = w.Write(p[min(cursor, len(p)):])
+}
+
+// freeze stops or continues what runs.
+func (d *daemon) freeze(frozen bool) {
+	sig := syscall.SIGCONT
+	if frozen {
+		sig = syscall.SIGSTOP
+	}
+	d.each(func(c *command) { c.signal(sig) })
+}
+
+func (d *daemon) each(f func(*command)) {
+	d.mu.Lock()
+	var all []*command
+	for _, c := range d.commands {
+		all = append(all, c)
+	}
+	d.mu.Unlock()
+	for _, c := range all {
+		f(c)
+	}
+}
+
+// abortIfClosed breaks off an answer that nobody is left to give.
+func (d *daemon) abortIfClosed() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// close ends everything.
+func (d *daemon) close() {
+	d.mu.Lock()
+	d.closed = true
+	d.mu.Unlock()
+	d.each(func(c *command) {
+		c.signal(syscall.SIGKILL)
+		<-c.done
+	})
+	d.terminals.Close()
+}
