@@ -148,6 +148,25 @@ func TestSuspendMakesAFloodWait(t *testing.T) {
 	assert.Equal(t, 30_000_003, total)
 }
 
+// The exit must not overtake output that a full buffer had no room for.
+func TestDetachOfAFullBufferForgetsNoOutput(t *testing.T) {
+	r := newRig(t)
+	for _, leave := range []func(*Session){
+		func(s *Session) { assert.NoError(t, s.Detach()) },
+		func(s *Session) { assert.True(t, s.Suspend()) },
+	} {
+		s := r.open(core.PTYSpec{Command: "head -c 700000 /dev/zero | tr '\\0' x; printf END", NoTerminal: true})
+		require.Eventually(t, func() bool {
+			info, err := r.info(r.ctx(), s.SessionID())
+			require.NoError(t, err)
+			return info.ExitCode != nil
+		}, soon, 5*time.Millisecond)
+		leave(s)
+		require.NoError(t, s.Reattach(r.ctx()))
+		assert.Len(t, r.rest(s.Read), 700_003)
+	}
+}
+
 func TestGapIsReportedWithItsSize(t *testing.T) {
 	r := newRig(t)
 	s := r.open(core.PTYSpec{Command: "printf begin; read x; head -c 3000000 /dev/zero | tr '\\0' x; printf END; read x", NoTerminal: true})

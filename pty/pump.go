@@ -350,6 +350,9 @@ func (s *Session) control(l *link, r io.Reader) (attached bool, err error) {
 		if s.mode == "" {
 			return false, &protocolError{errors.New("the process exited before the session was attached")}
 		}
+		if l.deaf {
+			return false, errLinkDown // output before it was not taken: it will come again
+		}
 		s.exited, s.code = true, -1
 		if c.ExitCode != nil {
 			s.code = *c.ExitCode

@@ -81,12 +81,12 @@ func (h *holder) send() error {
 	h.replay = nil
 	hello, failure := h.s.hello(h)
 	if failure != nil {
+		h.s.release(h, false)
 		c := proto.Control{Type: proto.TypeError, Error: failure.Error(), Code: proto.CodeStartFailed}
 		if err := h.message(websocket.TextMessage, c.Line()); err != nil {
 			return err
 		}
 		h.bye(websocket.CloseInternalServerErr, proto.CodeStartFailed, h.times.silence)
-		h.s.release(h, false)
 		return nil
 	}
 	if err := h.message(websocket.TextMessage, hello.Line()); err != nil {
@@ -113,11 +113,12 @@ func (h *holder) send() error {
 		h.drop()
 		return nil
 	}
+	// It has been sent everything: whoever comes next, maybe itself, need not evict it.
+	h.s.release(h, false)
 	if err := h.message(websocket.TextMessage, proto.Control{Type: proto.TypeExit, ExitCode: &code}.Line()); err != nil {
 		return err
 	}
 	h.bye(websocket.CloseNormalClosure, proto.ReasonExited, h.times.silence)
-	h.s.release(h, false) // it knows everything; whoever comes next need not evict it
 	return nil
 }
 
