@@ -63,7 +63,7 @@ var optionNames = []string{
 func readOptions(given map[string]any) (options, error) {
 	var o options
 	fail := func(format string, args ...any) (options, error) {
-		return o, core.Errorf(core.KindInvalid, "create", format, args...)
+		return o, core.Errorf(core.KindInvalid, "", format, args...)
 	}
 	var unknown []string
 	for k := range given {
@@ -106,7 +106,7 @@ func readOptions(given map[string]any) (options, error) {
 // newCreateBody makes the request for a spec.
 func newCreateBody(c *config, spec core.Spec, o options) (*createBody, error) {
 	fail := func(format string, args ...any) (*createBody, error) {
-		return nil, core.Errorf(core.KindInvalid, "create", format, args...)
+		return nil, core.Errorf(core.KindInvalid, "", format, args...)
 	}
 	b := &createBody{Env: spec.Env, Platform: o.Platform, Entrypoint: spec.Entrypoint, Timeout: int64(defaultTTL / time.Second)}
 	if o.SnapshotID != nil {
@@ -176,7 +176,7 @@ var resourceKeys = []string{"cpu", "disk_gib", "gpu", "gpu_type", "memory_mib"}
 // resourceRequests are the resources that are asked for beside the limits: none, the same, or others.
 func resourceRequests(raw json.RawMessage, limits map[string]string) (map[string]string, error) {
 	fail := func(format string, args ...any) (map[string]string, error) {
-		return nil, core.Errorf(core.KindInvalid, "create", format, args...)
+		return nil, core.Errorf(core.KindInvalid, "", format, args...)
 	}
 	if len(raw) == 0 {
 		return nil, nil
@@ -237,17 +237,17 @@ func readNetworkPolicy(given *map[string]any) (*networkPolicy, error) {
 		case "defaultAction", "default_action":
 			action, _ := v.(string)
 			if action != "allow" && action != "deny" {
-				return nil, core.Errorf(core.KindInvalid, "create", "provider option network_policy: %s must be allow or deny", k)
+				return nil, core.Errorf(core.KindInvalid, "", "provider option network_policy: %s must be allow or deny", k)
 			}
 			p.DefaultAction = action
 		case "egress":
 			rules, ok := v.([]any)
 			if !ok {
-				return nil, core.Errorf(core.KindInvalid, "create", "provider option network_policy: egress must be a list of rules")
+				return nil, core.Errorf(core.KindInvalid, "", "provider option network_policy: egress must be a list of rules")
 			}
 			p.Egress = rules
 		default:
-			return nil, core.Errorf(core.KindInvalid, "create", "provider option network_policy has an unknown key %q; allowed: default_action, egress", k)
+			return nil, core.Errorf(core.KindInvalid, "", "provider option network_policy has an unknown key %q; allowed: default_action, egress", k)
 		}
 	}
 	return p, nil
@@ -272,11 +272,11 @@ func readVolumes(given []map[string]any) ([]map[string]any, error) {
 		}
 		for _, key := range []string{"name", "mountPath"} {
 			if text, _ := out[key].(string); text == "" {
-				return nil, core.Errorf(core.KindInvalid, "create", "provider option volumes: volume %d needs a %s", n, key)
+				return nil, core.Errorf(core.KindInvalid, "", "provider option volumes: volume %d needs a %s", n, key)
 			}
 		}
 		if len(backends) != 1 {
-			return nil, core.Errorf(core.KindInvalid, "create", "provider option volumes: volume %v needs exactly one backend of %s", out["name"], strings.Join(volumeBackends, ", "))
+			return nil, core.Errorf(core.KindInvalid, "", "provider option volumes: volume %v needs exactly one backend of %s", out["name"], strings.Join(volumeBackends, ", "))
 		}
 		if claim, ok := out["pvc"].(map[string]any); ok {
 			all := map[string]any{"createIfNotExists": true, "deleteOnSandboxTermination": false, "storageClass": nil, "storage": nil, "accessModes": nil}
@@ -308,7 +308,7 @@ func readExtensions(given map[string]any, pullPolicy *string) (map[string]string
 	}
 	if ok {
 		if !slices.Contains(pullPolicies, policy) {
-			return nil, core.Errorf(core.KindInvalid, "create", "image_pull_policy must be one of: %s", strings.Join(pullPolicies, ", "))
+			return nil, core.Errorf(core.KindInvalid, "", "image_pull_policy must be one of: %s", strings.Join(pullPolicies, ", "))
 		}
 		ext[keyPullPolicy], ext[keyPullPolicyOpaque] = policy, policy
 	}

@@ -10,7 +10,6 @@ __all__ = [
     "E2BProvider",
     "EcsFargateProvider",
     "EnrootProvider",
-    "OpenSandboxProvider",
     "OpenShellProvider",
 ]
 
@@ -20,7 +19,7 @@ class _PlannedProvider:
 
     def __init__(self, *_args: Any, **_config: Any) -> None:
         raise NotImplementedError(
-            f"This version of nemo_gym_sandbox has no {self.name!r} provider; it has 'docker' and 'local', and takes "
+            f"This version of nemo_gym_sandbox has no {self.name!r} provider; it has 'docker', 'local' and 'opensandbox', and takes "
             "others with register_provider() or from packages that offer one"
         )
 
@@ -53,12 +52,6 @@ class EnrootProvider(_PlannedProvider):
     """Enroot containers; not in this version."""
 
     name = "enroot"
-
-
-class OpenSandboxProvider(_PlannedProvider):
-    """Sandboxes of an OpenSandbox server; not in this version."""
-
-    name = "opensandbox"
 
 
 class OpenShellProvider(_PlannedProvider):

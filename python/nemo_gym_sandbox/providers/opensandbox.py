@@ -1,7 +1,503 @@
-"""Where :class:`OpenSandboxProvider` belongs; not in this version, so it cannot be made."""
+"""Sandboxes of an OpenSandbox server, over its REST service and the daemon in each sandbox; no SDK is needed."""
 
 from __future__ import annotations
 
-from nemo_gym_sandbox.providers._planned import OpenSandboxProvider
+import hashlib
+import math
+import os
+import posixpath
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, cast
 
-__all__ = ["OpenSandboxProvider"]
+from nemo_gym_sandbox._core.native import NativeProvider
+from nemo_gym_sandbox.attribution import log_attribution_once, resolve_attribution, resolve_run_id
+from nemo_gym_sandbox.providers import _options as check
+from nemo_gym_sandbox.providers.base import SandboxCreateError, SandboxCreateVerificationError
+
+if TYPE_CHECKING:
+    from nemo_gym_sandbox._core.pty import NativePtySession
+    from nemo_gym_sandbox.providers.base import (
+        SandboxEndpoint,
+        SandboxExecResult,
+        SandboxHandle,
+        SandboxPtySpec,
+        SandboxSpec,
+    )
+
+__all__ = [
+    "OpenSandboxAttributionConfig",
+    "OpenSandboxConnectionConfig",
+    "OpenSandboxCreateConfig",
+    "OpenSandboxCreateError",
+    "OpenSandboxCreateTimeoutError",
+    "OpenSandboxCreateVerificationError",
+    "OpenSandboxNetworkingConfig",
+    "OpenSandboxOperationsConfig",
+    "OpenSandboxProbeConfig",
+    "OpenSandboxProvider",
+    "OpenSandboxRuntimeRequirementsConfig",
+    "OpenSandboxSharedStorageConfig",
+]
+
+_PULL_POLICIES: Final = ("Always", "IfNotPresent", "Never")
+_CHECK_TIMEOUT_S: Final = 60
+
+
+class OpenSandboxCreateError(SandboxCreateError):
+    """Raised when a sandbox cannot be created or connected to."""
+
+
+class OpenSandboxCreateTimeoutError(OpenSandboxCreateError):
+    """Raised when a sandbox was not made, or not ready, in time."""
+
+
+class OpenSandboxCreateVerificationError(OpenSandboxCreateError, SandboxCreateVerificationError):
+    """Raised when a new sandbox fails its readiness check."""
+
+
+_BY_KIND: Final[dict[str, type[OpenSandboxCreateError]]] = {
+    "timeout": OpenSandboxCreateTimeoutError,
+    "verification": OpenSandboxCreateVerificationError,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenSandboxConnectionConfig:
+    """Where the server is and how it is spoken to."""
+
+    domain: str | None = None
+    """``host[:port][/prefix]`` or a URL; None is ``OPEN_SANDBOX_DOMAIN``, else ``localhost:8080``."""
+    api_key: str | None = field(default=None, repr=False)
+    """None is ``OPEN_SANDBOX_API_KEY``. It goes to the server only."""
+    protocol: Literal["http", "https"] | None = None
+    """None is the domain's scheme, else ``http``."""
+    request_timeout_s: float | None = None
+    """Of a request, and of the silence within its answer; None is 30."""
+    use_server_proxy: bool = False
+    """Reach sandboxes through the server."""
+    disable_connection_pooling: bool = False
+    """A connection for each request; with ``httpx``."""
+    keepalive_expiry_s: float = 3.0
+    """How long an unused connection is kept; with ``httpx``."""
+    max_keepalive_connections: int = 20
+    """How many unused connections are kept; with ``httpx``."""
+    max_connections: int = 100
+    """How many there are; with ``httpx``."""
+    connect_retries: int = 2
+    """Of a connection that cannot be made; with ``httpx``."""
+    transport_backend: Literal["aiohttp", "httpx"] = "aiohttp"
+    """Which limits apply; neither library is used."""
+    tls_verify: bool = False
+    """Check the server's certificate."""
+
+    def __post_init__(self) -> None:
+        check.optional_number("connection.request_timeout_s", self.request_timeout_s, above=0)
+        check.number("connection.keepalive_expiry_s", self.keepalive_expiry_s, at_least=0)
+        check.number("connection.max_keepalive_connections", self.max_keepalive_connections, at_least=0, whole=True)
+        check.number("connection.max_connections", self.max_connections, at_least=1, whole=True)
+        check.number("connection.connect_retries", self.connect_retries, at_least=0, whole=True)
+        check.one_of("connection.transport_backend", self.transport_backend, ("aiohttp", "httpx"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenSandboxCreateConfig:
+    """How sandboxes are made."""
+
+    request_timeout_s: float | None = None
+    """Of the request that makes one; None is the connection's."""
+    timeout_s: float | None = None
+    """Of one attempt with all that belongs to it; None is the connection's request timeout."""
+    retries: int = 2
+    """Further attempts after failures that may pass."""
+    retry_delay_s: float = 5
+    """The longest first wait between attempts; it doubles."""
+    retry_max_delay_s: float = 60
+    """The longest wait between attempts."""
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = "IfNotPresent"
+    """None leaves it to the server."""
+    skip_health_check: bool = False
+    """Do not ask the sandbox's daemon whether it is ready."""
+    connect_attempt_timeout_s: float = 30
+    """Of one attempt to connect."""
+    connect_poll_s: float = 2
+    """Between looks at a sandbox that is changing its state."""
+    renew_interval_s: float | None = None
+    """How often the sandbox's life is prolonged to its ``ttl_s`` while this process holds it; None is never."""
+
+    def __post_init__(self) -> None:
+        check.optional_number("create.request_timeout_s", self.request_timeout_s, above=0)
+        check.optional_number("create.timeout_s", self.timeout_s, above=0)
+        check.number("create.retries", self.retries, at_least=0, whole=True)
+        check.number("create.retry_delay_s", self.retry_delay_s, at_least=0)
+        check.number("create.retry_max_delay_s", self.retry_max_delay_s, at_least=0)
+        if self.image_pull_policy is not None:
+            check.one_of("create.image_pull_policy", self.image_pull_policy, _PULL_POLICIES)
+        check.number("create.connect_attempt_timeout_s", self.connect_attempt_timeout_s, above=0)
+        check.number("create.connect_poll_s", self.connect_poll_s, above=0)
+        check.optional_number("create.renew_interval_s", self.renew_interval_s, above=0)
+        if self.renew_interval_s is not None and not math.isfinite(self.renew_interval_s):
+            raise ValueError(f"create.renew_interval_s must be finite, got {self.renew_interval_s!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenSandboxProbeConfig:
+    """When a new sandbox counts as ready."""
+
+    command: str | None = "printf nemo-gym-sandbox-ready"
+    """Has to succeed; None skips the probe."""
+    expected_stdout: str | None = "nemo-gym-sandbox-ready"
+    """Has to be in the probe's output; None takes any."""
+    timeout_s: float | None = 30
+    """Per try."""
+    deadline_s: float | None = None
+    """Tries again until then; None is ``timeout_s``."""
+    stable_count: int = 1
+    """Successes in a row that are needed."""
+    stable_delay_s: float = 0
+    """Between them."""
+    user: str | int | None = None
+    """Whom it runs as."""
+
+    def __post_init__(self) -> None:
+        if self.command is not None:
+            check.optional_number("probe.timeout_s", self.timeout_s, above=0)
+        check.optional_number("probe.deadline_s", self.deadline_s, above=0)
+        check.number("probe.stable_count", self.stable_count, at_least=1, whole=True)
+        check.number("probe.stable_delay_s", self.stable_delay_s, at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenSandboxOperationsConfig:
+    """How requests about a running sandbox are made."""
+
+    retries: int = 3
+    """Further attempts after failures that may pass."""
+    retry_delay_s: float = 1
+    """The longest first wait between attempts; it doubles."""
+    retry_max_delay_s: float = 15
+    """The longest wait between attempts."""
+    command_retries: int = 0
+    """Further attempts of a command whose fate is not known: it may run twice."""
+    close_timeout_s: float | None = 30
+    """Of one request to end a sandbox."""
+    pause_resume_timeout_s: float = 600
+    """Of a whole pause or resume."""
+    background_exec: bool = False
+    """Poll for a command's end instead of holding a connection; its two outputs then come as one."""
+    background_poll_initial_s: float = 0.25
+    """The first wait between polls; it grows by half."""
+    background_poll_interval_s: float = 2
+    """The longest wait between polls."""
+    status_poll_timeout_s: float | None = 10
+    """Of one poll; None is the connection's request timeout, else 60."""
+
+    def __post_init__(self) -> None:
+        check.number("operations.retries", self.retries, at_least=0, whole=True)
+        check.number("operations.retry_delay_s", self.retry_delay_s, at_least=0)
+        check.number("operations.retry_max_delay_s", self.retry_max_delay_s, at_least=0)
+        check.number("operations.command_retries", self.command_retries, at_least=0, whole=True)
+        check.optional_number("operations.close_timeout_s", self.close_timeout_s, above=0)
+        check.number("operations.pause_resume_timeout_s", self.pause_resume_timeout_s, above=0)
+        check.number("operations.background_poll_initial_s", self.background_poll_initial_s, above=0)
+        check.number("operations.background_poll_interval_s", self.background_poll_interval_s, above=0)
+        check.optional_number("operations.status_poll_timeout_s", self.status_poll_timeout_s, above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenSandboxAttributionConfig:
+    """Whose sandboxes these are; what is not given is looked up as :mod:`nemo_gym_sandbox.attribution` does."""
+
+    enabled: bool = True
+    """Put it into the metadata of sandboxes."""
+    team: str | None = None
+    """The team."""
+    user: str | None = None
+    """The person."""
+    workload: str | None = None
+    """What the sandboxes are for."""
+    run: str | None = None
+    """The run; there always is one."""
+    key_prefix: str = "nemo-gym.nvidia.com/"
+    """A lowercase DNS subdomain, or empty for bare keys."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenSandboxNetworkingConfig:
+    """Connections between sandboxes. The values are checked; this version does not act on them."""
+
+    enabled: bool = False
+    """Whether sandboxes may reach each other."""
+    loopback_forwarding: bool = False
+    """Whether ports of one may be forwarded to the loopback of another."""
+    python_executable: str = "python3"
+    """What runs the relay in a sandbox."""
+    setup_command: str | None = None
+    """Run before the relay."""
+
+    def __post_init__(self) -> None:
+        check.text("networking.python_executable", self.python_executable)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenSandboxSharedStorageConfig:
+    """A folder of the server's hosts that several sandboxes can mount."""
+
+    host_path: str | None = None
+    """Where it is; None: there is none."""
+    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What the sandboxes that mount it need as metadata."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenSandboxRuntimeRequirementsConfig:
+    """How a sandbox is asked for capabilities, and shows that it has them."""
+
+    capability_probes: Mapping[str, str] = field(default_factory=dict[str, str])
+    """By capability: a command that succeeds where it is there."""
+    capability_metadata: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, "Mapping[str, str]"])
+    """By capability: the metadata that asks for it."""
+    shm_size_metadata_key: str | None = None
+    """The metadata key that asks for a size of ``/dev/shm``, in bytes."""
+
+
+_OPTION_TYPES: Final[dict[str, tuple[type | tuple[type, ...], str]]] = {
+    "image_auth": (Mapping, "a mapping"),
+    "network_policy": (Mapping, "a mapping"),
+    "platform": (Mapping, "a mapping"),
+    "snapshot_id": (str, "a string"),
+    "volumes": ((list, tuple), "a list of mappings"),
+    "skip_health_check": (bool, "a boolean"),
+    "extensions": (Mapping, "a mapping"),
+    "resource_requests": ((Mapping, str), "a mapping or 'limits'"),
+}
+
+
+def _check_options(options: Any) -> None:
+    """Raise TypeError for an option of another type than it has to be."""
+    if options is None:
+        return
+    if not isinstance(options, Mapping):
+        raise TypeError(f"provider_options must be a mapping, not {type(options).__name__}")
+    given = cast("Mapping[str, Any]", options)
+    for name, (kind, text) in _OPTION_TYPES.items():
+        value = given.get(name)
+        if value is not None and not isinstance(value, kind):
+            raise TypeError(f"provider option {name} must be {text}, not {type(value).__name__}")
+    for volume in cast("Sequence[object]", given.get("volumes") or ()):
+        if not isinstance(volume, Mapping):
+            raise TypeError(f"provider option volumes must be a list of mappings, not of {type(volume).__name__}")
+
+
+class OpenSandboxProvider(NativeProvider):
+    """Runs each sandbox on an OpenSandbox server.
+
+    Each block is a mapping of its keys or its dataclass. Raises TypeError for a key that does not exist, ValueError for
+    a value that makes no sense. The server is not contacted.
+    """
+
+    name: ClassVar[str] = "opensandbox"
+    writes_spec_files: ClassVar[bool] = True
+    keeps_file_modes: ClassVar[bool] = True
+    create_error: ClassVar[type[SandboxCreateError]] = OpenSandboxCreateError
+
+    @check.named_keywords
+    def __init__(
+        self,
+        connection: Mapping[str, Any] | OpenSandboxConnectionConfig | None = None,
+        create: Mapping[str, Any] | OpenSandboxCreateConfig | None = None,
+        probe: Mapping[str, Any] | OpenSandboxProbeConfig | None = None,
+        operations: Mapping[str, Any] | OpenSandboxOperationsConfig | None = None,
+        attribution: Mapping[str, Any] | OpenSandboxAttributionConfig | None = None,
+        networking: Mapping[str, Any] | OpenSandboxNetworkingConfig | None = None,
+        shared_storage: Mapping[str, Any] | OpenSandboxSharedStorageConfig | None = None,
+        runtime_requirements: Mapping[str, Any] | OpenSandboxRuntimeRequirementsConfig | None = None,
+    ) -> None:
+        connect = check.block(OpenSandboxConnectionConfig, connection, "connection")
+        connect = replace(
+            connect,
+            domain=connect.domain or os.environ.get("OPEN_SANDBOX_DOMAIN") or "localhost:8080",
+            api_key=os.environ.get("OPEN_SANDBOX_API_KEY", "") if connect.api_key is None else connect.api_key,
+        )
+        whose = check.block(OpenSandboxAttributionConfig, attribution, "attribution")
+        self._attributed: dict[str, str] = {}
+        if whose.enabled:
+            known = resolve_attribution(whose.team, whose.user, whose.workload)
+            whose = replace(whose, **known, run=resolve_run_id(whose.run))
+            self._attributed = {**known, "run": str(whose.run)}
+        self._storage = check.block(OpenSandboxSharedStorageConfig, shared_storage, "shared_storage")
+        self._requirements = check.block(
+            OpenSandboxRuntimeRequirementsConfig, runtime_requirements, "runtime_requirements"
+        )
+        super().__init__(
+            {
+                "connection": check.plain(connect),
+                "create": check.plain(check.block(OpenSandboxCreateConfig, create, "create")),
+                "probe": check.plain(check.block(OpenSandboxProbeConfig, probe, "probe")),
+                "operations": check.plain(check.block(OpenSandboxOperationsConfig, operations, "operations")),
+                "attribution": check.plain(whose),
+                "networking": check.plain(check.block(OpenSandboxNetworkingConfig, networking, "networking")),
+            }
+        )
+
+    async def create(self, spec: SandboxSpec) -> SandboxHandle:
+        """Make a sandbox, ready for commands and with the files of the spec.
+
+        Without ``ttl_s`` it ends itself after 600 s. Raises OpenSandboxCreateError, or a subclass for a sandbox that was
+        late or failed its readiness check; TypeError or ValueError for a provider option that makes no sense. When it
+        fails, or is cancelled, nothing is left.
+        """
+        _check_options(spec.provider_options)
+        log_attribution_once(self._attributed)
+        try:
+            return await super().create(spec)
+        except SandboxCreateError as error:
+            kind = str(getattr(error, "kind", ""))
+            known = _BY_KIND.get(kind)
+            if known is None or isinstance(error, known):
+                raise
+            named = known(str(error))
+            named.kind = kind  # type: ignore[attr-defined]
+            raise named from None
+
+    async def serialize_handle(self, handle: SandboxHandle, *, scope: str | None = None) -> dict[str, Any]:
+        """Describe a sandbox for :meth:`connect` in another process; ``scope`` has no meaning here."""
+        return await self._serialize_handle(handle, scope)
+
+    async def connect(self, descriptor: Mapping[str, Any]) -> SandboxHandle:
+        """Take up a sandbox that runs or is paused."""
+        return await self._connect(descriptor)
+
+    async def disconnect_handle(self, handle: SandboxHandle) -> None:
+        """Let go of a sandbox that was taken up; it lives on."""
+        await self._disconnect(handle)
+
+    async def set_defaults(self, handle: SandboxHandle, *, user: str | int | None, workdir: str | None) -> None:
+        """Note whom uploads are to belong to."""
+        await self._set_defaults(handle, user=user, workdir=workdir)
+
+    async def endpoint(self, handle: SandboxHandle, port: int) -> SandboxEndpoint:
+        """How the server routes to a port; with ``use_server_proxy`` the headers hold the server's key."""
+        return await self._endpoint(handle, port)
+
+    async def pause(self, handle: SandboxHandle) -> None:
+        """Ask for a pause and wait until the sandbox is paused."""
+        await self._pause(handle)
+
+    async def resume(self, handle: SandboxHandle) -> None:
+        """Ask for the end of a pause and wait until the sandbox answers."""
+        await self._resume(handle)
+
+    async def create_pty(self, handle: SandboxHandle, spec: SandboxPtySpec) -> NativePtySession:
+        """Open a session inside the sandbox. Raises ValueError for a user given by number."""
+        return await self._create_pty(handle, spec)
+
+    async def attach_pty(
+        self, handle: SandboxHandle, session_id: str, *, takeover: bool = True, since: int | None = None
+    ) -> NativePtySession:
+        """Attach to a session by its id, from any process that is connected to the sandbox.
+
+        ``takeover`` evicts the holder; without it a held session refuses with SandboxPtyError. A session that has ended
+        is refused too: the daemon would run its command again. ``since`` is the byte offset from which retained output
+        is read first; 0, and ``None``, is all of it.
+        """
+        return await self._attach_pty(handle, session_id, takeover, since)
+
+    async def exec_with_background_services(
+        self,
+        handle: SandboxHandle,
+        command: str,
+        *,
+        cwd: str | None = None,
+        timeout_s: int | float | None = None,
+        env: dict[str, str] | None = None,
+        user: str | int | None = None,
+    ) -> SandboxExecResult:
+        """Run a command and leave what it started running, if its output was redirected.
+
+        A timeout is a result with ``return_code`` 124 and ``error_type`` ``"timeout"``; it ends the services too.
+        """
+        return await self._exec_with_background_services(handle, command, cwd, timeout_s, env, user)
+
+    def shared_volume_metadata(self) -> dict[str, str]:
+        """The metadata that a sandbox with shared storage needs. NotImplementedError when none is configured."""
+        self._shared_folder()
+        return dict(self._storage.metadata)
+
+    def shared_volume_options(self, source: str | None, target: str, *, read_only: bool = False) -> dict[str, Any]:
+        """The provider options that mount ``source`` (``None``: all of the storage) at ``target``.
+
+        Raises ValueError for a source that is not a safe relative path or a target that is not an absolute one.
+        """
+        folder = self._shared_folder()
+        if source is not None and not _is_inside(source):
+            raise ValueError(f"A shared volume's source must be a safe project-relative path, got {source!r}")
+        if not target.startswith("/") or ".." in target.split("/") or "\0" in target:
+            raise ValueError(f"A shared volume's target must be an absolute path without '..', got {target!r}")
+        digest = hashlib.sha256(f"{source}:{target}".encode()).hexdigest()[:16]
+        volume: dict[str, Any] = {"name": f"shared-{digest}", "host": {"path": folder}}
+        if source is not None:
+            volume["subPath"] = source
+        return {"volumes": [{**volume, "mountPath": target, "readOnly": read_only}]}
+
+    def _shared_folder(self) -> str:
+        if not self._storage.host_path:
+            raise NotImplementedError("shared_storage.host_path is not configured")
+        if not posixpath.isabs(self._storage.host_path):
+            raise ValueError(f"shared_storage.host_path must be absolute, got {self._storage.host_path!r}")
+        return self._storage.host_path
+
+    def validate_runtime_requirements(self, cap_add: Sequence[str], shm_size: int | None) -> dict[str, str]:
+        """The metadata that asks for capabilities, and for bytes of ``/dev/shm``.
+
+        Raises NotImplementedError for what the configuration has no probe or key for, ValueError for a size that is not
+        a positive number of bytes.
+        """
+        asked: dict[str, str] = {}
+        for capability in cap_add:
+            if not self._requirements.capability_probes.get(capability, "").strip():
+                raise NotImplementedError(
+                    f"runtime_requirements.capability_probes has no probe for the capability {capability!r}"
+                )
+            asked.update(self._requirements.capability_metadata.get(capability, {}))
+        if shm_size is not None:
+            given: Any = shm_size
+            if isinstance(given, bool) or not isinstance(given, int) or given <= 0:
+                raise ValueError(f"shm_size must be a positive number of bytes, got {shm_size!r}")
+            if not self._requirements.shm_size_metadata_key:
+                raise NotImplementedError("runtime_requirements.shm_size_metadata_key is not configured")
+            asked[self._requirements.shm_size_metadata_key] = str(shm_size)
+        return asked
+
+    async def configure_runtime(self, handle: SandboxHandle, cap_add: Sequence[str], shm_size: int | None) -> None:
+        """Check in a running sandbox that the capabilities and the size are there; RuntimeError when not."""
+        self.validate_runtime_requirements(cap_add, shm_size)
+        for capability in cap_add:
+            probe = self._requirements.capability_probes[capability]
+            result = await self.exec(handle, probe, timeout_s=_CHECK_TIMEOUT_S, user="root")
+            if result.return_code != 0 or result.error_type:
+                raise RuntimeError(
+                    f"sandbox {handle.sandbox_id} cannot satisfy the capability {capability!r}: its probe ended with "
+                    f"code {result.return_code}"
+                )
+        if shm_size is not None:
+            result = await self.exec(handle, "stat -f -c '%b %S' /dev/shm", timeout_s=_CHECK_TIMEOUT_S)
+            try:
+                blocks, block = (int(number) for number in (result.stdout or "").split())
+                wanted = -(-shm_size // block)
+            except (ValueError, ZeroDivisionError):
+                raise RuntimeError(
+                    f"sandbox {handle.sandbox_id} cannot satisfy shm_size={shm_size}: the size of /dev/shm is not known"
+                ) from None
+            if blocks < wanted:
+                raise RuntimeError(
+                    f"sandbox {handle.sandbox_id} cannot satisfy shm_size={shm_size}: /dev/shm has {blocks * block} bytes"
+                )
+
+
+def _is_inside(source: str) -> bool:
+    """Whether a path stays below the folder that it is relative to."""
+    parts = source.split("/")
+    return (
+        bool(source.strip("/")) and not source.startswith("/") and ".." not in parts and not set(source) & {"\\", "\0"}
+    )

@@ -74,7 +74,7 @@ def test_built_in_names_and_classes():
 
 
 @pytest.mark.usefixtures("install")
-@pytest.mark.parametrize("name", sorted(set(BUILT_IN) - {"docker", "local"}))
+@pytest.mark.parametrize("name", sorted(set(BUILT_IN) - {"docker", "local", "opensandbox"}))
 def test_what_this_version_does_not_have_says_so(name: str):
     with pytest.raises(NotImplementedError, match=name):
         ngs.create_provider({name: {"anything": 1}})

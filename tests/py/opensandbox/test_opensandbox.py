@@ -1,0 +1,171 @@
+"""The OpenSandbox provider against the stand-in server, which is a program of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nemo_gym_sandbox.api import AsyncSandbox
+from nemo_gym_sandbox.providers.base import SandboxPtySpec, SandboxSpec, SandboxStatus
+from nemo_gym_sandbox.providers.opensandbox import (
+    OpenSandboxConnectionConfig,
+    OpenSandboxCreateError,
+    OpenSandboxCreateVerificationError,
+    OpenSandboxProvider,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenSandboxConnectionConfig]:
+    go = shutil.which("go")
+    assert go, "the stand-in server is built with Go"
+    program = tmp_path_factory.mktemp("standin") / "serve"
+    subprocess.run([go, "build", "-o", program, "./tests/standins/opensandbox/serve"], cwd=ROOT, check=True)
+    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdin and running.stdout
+        url, key = running.stdout.readline().split()
+        yield OpenSandboxConnectionConfig(domain=url, api_key=key, use_server_proxy=True)
+        running.stdin.close()
+
+
+def run(body: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(body(), 60)
+
+    asyncio.run(bounded())
+
+
+def test_life_of_a_sandbox(server: OpenSandboxConnectionConfig, tmp_path: Path) -> None:
+    async def body() -> None:
+        provider = OpenSandboxProvider(connection=server)
+        handle = await provider.create(SandboxSpec(image="i", files={"a.txt": "hi"}, metadata={"suite": "a b"}))
+        result = await provider.exec(handle, "cat a.txt; exit 3")
+        assert (result.stdout, result.return_code, result.error_type) == ("hi", 3, None)
+        result = await provider.exec(handle, "echo early; sleep 30", timeout_s=0.2)
+        assert (result.stdout, result.return_code, result.error_type) == ("early", 125, "timeout")
+        assert result.stderr == "opensandbox command timed out after 0.2s"
+        local = tmp_path / "local"
+        local.write_bytes(b"\x00\xff\r\n")
+        await provider.upload_file(handle, local, "deep/er")
+        await provider.download_file(handle, "deep/er", tmp_path / "made" / "back")
+        assert (tmp_path / "made" / "back").read_bytes() == b"\x00\xff\r\n"
+        session = await provider.create_pty(handle, SandboxPtySpec(command="echo out", pty=False))
+        assert await session.read() == b"out\n"
+        assert await session.wait_exit() == 0
+        await session.close()
+        await provider.pause(handle)
+        assert await provider.status(handle) is SandboxStatus.PAUSED
+        await provider.resume(handle)
+        descriptor = await provider.serialize_handle(handle)
+        assert descriptor == {"sandbox_id": handle.sandbox_id}
+        other = OpenSandboxProvider(connection=server)
+        taken = await other.connect(descriptor)
+        assert (await other.exec(taken, "cat a.txt")).stdout == "hi"
+        await other.disconnect_handle(taken)
+        endpoint = await provider.endpoint(handle, 8080)
+        assert endpoint.endpoint.endswith("/proxy/8080")
+        await provider.close(handle)
+        assert await provider.status(handle) is SandboxStatus.STOPPED
+        await provider.aclose()
+        await other.aclose()
+
+    run(body)
+
+
+def test_the_facade_finds_it_by_name(server: OpenSandboxConnectionConfig) -> None:
+    async def body() -> None:
+        config = {"opensandbox": {"connection": {"domain": server.domain, "api_key": server.api_key}}}
+        async with AsyncSandbox(config) as sandbox:
+            await sandbox.start(SandboxSpec(image="i"))
+            assert (await sandbox.exec("echo $((6 * 7))")).stdout == "42"
+
+    run(body)
+
+
+def test_failures_have_their_classes(server: OpenSandboxConnectionConfig) -> None:
+    async def body() -> None:
+        strict = OpenSandboxProvider(
+            connection=server, create={"retries": 0}, probe={"command": "false", "deadline_s": 0.1}
+        )
+        with pytest.raises(OpenSandboxCreateVerificationError, match="before the startup deadline"):
+            await strict.create(SandboxSpec(image="i"))
+        wrong = OpenSandboxProvider(connection={"domain": server.domain, "api_key": "wrong"})
+        with pytest.raises(OpenSandboxCreateError, match="INVALID_API_KEY"):
+            await wrong.create(SandboxSpec(image="i"))
+        with pytest.raises(TypeError, match="volumes must be a list"):
+            await wrong.create(SandboxSpec(image="i", provider_options={"volumes": 3}))
+        with pytest.raises(ValueError, match=r"Unknown OpenSandbox provider option\(s\): volume"):
+            await wrong.create(SandboxSpec(image="i", provider_options={"volume": []}))
+        with pytest.raises(ValueError, match="Exactly one of image or snapshot_id"):
+            await wrong.create(SandboxSpec())
+        await strict.aclose()
+        await wrong.aclose()
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        ({"create": {"renew_interval_s": float("inf")}}, "create.renew_interval_s"),
+        ({"create": {"image_pull_policy": "Sometimes"}}, "create.image_pull_policy"),
+        ({"create": {"timeout_s": 0}}, "create.timeout_s"),
+        ({"probe": {"stable_count": 0}}, "probe.stable_count"),
+        ({"operations": {"retries": -1}}, "operations.retries"),
+        ({"attribution": {"key_prefix": "Not_A_Valid_Prefix/"}}, "attribution.key_prefix"),
+        ({"attribution": {"key_prefix": "bad..example.com/"}}, "attribution.key_prefix"),
+        ({"connection": {"domain": "ftp://host"}}, "http or https"),
+        ({"connection": {"domain": "host?x=1"}}, "query"),
+    ],
+)
+def test_values_that_make_no_sense_are_named(blocks: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        OpenSandboxProvider(**blocks)
+
+
+def test_shared_storage_options() -> None:
+    provider = OpenSandboxProvider(shared_storage={"host_path": "/shared", "metadata": {"zone": "a"}})
+    assert provider.shared_volume_metadata() == {"zone": "a"}
+    assert provider.shared_volume_options("proj/x", "/mnt/p", read_only=True) == {
+        "volumes": [
+            {
+                "name": "shared-b8a11048612da48d",
+                "host": {"path": "/shared"},
+                "subPath": "proj/x",
+                "mountPath": "/mnt/p",
+                "readOnly": True,
+            }
+        ]
+    }
+    root = provider.shared_volume_options(None, "/mnt/root")["volumes"][0]
+    assert (root["name"], "subPath" in root) == ("shared-f40e7e54cd28082f", False)
+    for source in ("/abs", "a/../b", "", "a\\b"):
+        with pytest.raises(ValueError, match="safe project-relative"):
+            provider.shared_volume_options(source, "/mnt")
+    with pytest.raises(NotImplementedError, match=r"shared_storage\.host_path"):
+        OpenSandboxProvider().shared_volume_metadata()
+
+
+def test_runtime_requirements() -> None:
+    provider = OpenSandboxProvider(
+        runtime_requirements={
+            "capability_probes": {"SYS_ADMIN": "true"},
+            "capability_metadata": {"SYS_ADMIN": {"cap": "yes"}},
+            "shm_size_metadata_key": "shm",
+        }
+    )
+    assert provider.validate_runtime_requirements(["SYS_ADMIN"], 1024) == {"cap": "yes", "shm": "1024"}
+    with pytest.raises(NotImplementedError, match="NET_ADMIN"):
+        provider.validate_runtime_requirements(["NET_ADMIN"], None)
+    with pytest.raises(ValueError, match="positive number of bytes"):
+        provider.validate_runtime_requirements([], 0)
