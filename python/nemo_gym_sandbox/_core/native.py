@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from .. import telemetry
 from .._streams import TextFeed
 from ..providers.base import (
     OutputCallback,
@@ -88,7 +89,7 @@ class NativeProvider:
 
         Raises ``create_error`` when it could not be made. When it fails, or is cancelled, nothing is left.
         """
-        request = codec.encode({"provider": self._native.number, "spec": codec.encode_spec(spec)})
+        request = _traced({"provider": self._native.number, "spec": codec.encode_spec(spec)})
         bridge = running_bridge()
 
         def undo(reply: Reply) -> asyncio.Future[Reply]:
@@ -101,7 +102,7 @@ class NativeProvider:
 
     async def _connect(self, descriptor: Mapping[str, Any]) -> SandboxHandle:
         """Take up a sandbox of another process."""
-        request = codec.encode({"provider": self._native.number, "descriptor": dict(descriptor)})
+        request = _traced({"provider": self._native.number, "descriptor": dict(descriptor)})
         bridge = running_bridge()
 
         def undo(reply: Reply) -> None:
@@ -221,7 +222,7 @@ class NativeProvider:
             request["keep_background"] = True
         bridge = running_bridge()
         if on_stdout is None and on_stderr is None and stdin is None:
-            reply = await self._call(codec.EXEC, codec.encode(request), bridge=bridge, undo=_drop_outputs(bridge))
+            reply = await self._call(codec.EXEC, _traced(request), bridge=bridge, undo=_drop_outputs(bridge))
             return await _result(bridge, reply)
         if on_stdout is not None:
             request["stdout"] = "stream"
@@ -229,7 +230,7 @@ class NativeProvider:
             request["stderr"] = "stream"
         if stdin is not None:
             request["stdin"] = True
-        return await self._run_streaming(bridge, codec.encode(request), on_stdout, on_stderr, stdin)
+        return await self._run_streaming(bridge, _traced(request), on_stdout, on_stderr, stdin)
 
     async def _sidecar_exec(
         self,
@@ -245,7 +246,7 @@ class NativeProvider:
             request["timeout_s"] = codec.encode_timeout(timeout_s)
         bridge = running_bridge()
         if on_stdout is None:
-            reply = await self._call(codec.EXEC, codec.encode(request), bridge=bridge, undo=_drop_outputs(bridge))
+            reply = await self._call(codec.EXEC, _traced(request), bridge=bridge, undo=_drop_outputs(bridge))
             return await _result(bridge, reply)
         heard: list[str] = []
         follow = on_stdout
@@ -255,7 +256,7 @@ class NativeProvider:
             return follow(text)
 
         feed = TextFeed(hear)
-        result = await self._run_streaming(bridge, codec.encode({**request, "stdout": "stream"}), feed, None, None)
+        result = await self._run_streaming(bridge, _traced({**request, "stdout": "stream"}), feed, None, None)
         await feed.finish()
         return replace(result, stdout="".join(heard))
 
@@ -388,13 +389,19 @@ class NativeProvider:
 
     async def _on(self, handle: SandboxHandle, op: int, **fields: Any) -> Reply:
         raw = self._raw(handle)
-        return await self._call(op, codec.encode({"sandbox": raw.number, **fields}))
+        return await self._call(op, _traced({"sandbox": raw.number, **fields}))
 
     async def _call(self, op: int, request: bytes, *, bridge: Bridge | None = None, **options: Any) -> Reply:
         reply = await (bridge or running_bridge()).call(op, request, **options)
         if reply.status != 0:
             raise failure(reply, op, self.create_error)
         return reply
+
+
+def _traced(request: dict[str, Any]) -> bytes:
+    """A request with the current span in it, so that what the library does for it can join the trace."""
+    parent = telemetry.traceparent()
+    return codec.encode(request if parent is None else {**request, "traceparent": parent})
 
 
 def _absolute(path: Path) -> str:

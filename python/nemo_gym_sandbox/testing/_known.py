@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nemo_gym_sandbox.providers.base import SandboxSpec
 from nemo_gym_sandbox.providers.registry import create_provider, get_provider_class
 from nemo_gym_sandbox.testing._backend import Backend, difference_names
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def backend(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from nemo_gym_sandbox import AsyncSandbox, SandboxExecResult, SandboxSpec, telemetry
+from nemo_gym_sandbox._core import codec
+from nemo_gym_sandbox._core.native import NativeProvider
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -188,6 +191,38 @@ async def test_retries_and_the_span_for_backends(recorded: Recorded):
     assert parent == f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
     assert int(parent[-2:], 16) & 1
     await sandbox.stop()
+
+
+async def test_requests_to_the_library_name_their_span(recorded: Recorded, monkeypatch: pytest.MonkeyPatch):
+    requests: list[dict[str, Any]] = []
+    call = NativeProvider._call
+
+    async def listen(self: NativeProvider, op: int, request: bytes, **options: Any) -> Any:
+        requests.append({"op": op, **json.loads(request)})
+        return await call(self, op, request, **options)
+
+    monkeypatch.setattr(NativeProvider, "_call", listen)
+    sandbox = await AsyncSandbox({"local": {"isolation": "none"}}, SandboxSpec()).start()
+    await sandbox.exec("true")
+    await sandbox.exec("true", on_stdout=len)
+    telemetry.disable()
+    await sandbox.exec("true")
+    await sandbox.stop()
+    named = {span.name: span.context for span in recorded.spans if span.context is not None}
+    parents = [(request["op"], request.get("traceparent")) for request in requests]
+    assert [op for op, _ in parents] == [
+        codec.CREATE,
+        codec.EXEC,
+        codec.EXEC,
+        codec.EXEC,
+        codec.STOP,
+        codec.PROVIDER_CLOSE,
+    ]
+    for position, name in ((0, "gym.sandbox.start"), (2, "gym.sandbox.exec")):
+        span = named[name]
+        assert parents[position][1] == f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}"
+    assert parents[1][1] not in (None, parents[2][1])
+    assert [parent for _, parent in parents[3:]] == [None] * 3
 
 
 async def test_recording_errors_do_not_reach_the_caller():
