@@ -328,7 +328,7 @@ func (e *emitter) send(v map[string]any) {
 }
 
 func (e *emitter) line(kind string, text []byte) {
-	s := strings.ToValidUTF8(string(text), "\ufffd")
+	s := string(text) // each byte that is no text becomes U+FFFD on the way
 	if s == "" {
 		s = "\n"
 	}

@@ -1,0 +1,219 @@
+package opensandbox
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/nemo-gym/nemo_gym_sandbox/core"
+)
+
+func TestDomainSettlesWhereTheServerIs(t *testing.T) {
+	t.Setenv(envDomain, "")
+	t.Setenv(envAPIKey, "from-env")
+	for given, want := range map[string]string{
+		`{}`: "http://localhost:8080",
+		`{"connection":{"domain":" https://host:8080/prefix/ ","protocol":"http"}}`: "https://host:8080/prefix",
+		`{"connection":{"domain":"host"}}`:                                          "http://host",
+		`{"connection":{"domain":"host","protocol":"https"}}`:                       "https://host",
+	} {
+		c, err := loadConfig(json.RawMessage(given))
+		require.NoError(t, err, given)
+		assert.Equal(t, want, c.Connection.base(), given)
+		assert.Equal(t, "from-env", *c.Connection.APIKey)
+	}
+	t.Setenv(envDomain, "other:1")
+	c, err := loadConfig(nil)
+	require.NoError(t, err)
+	assert.Equal(t, "http://other:1", c.Connection.base())
+}
+
+func TestValuesThatMakeNoSenseAreNamed(t *testing.T) {
+	for given, named := range map[string]string{
+		`{"connection":{"domain":"ftp://host"}}`:               "http or https",
+		`{"connection":{"domain":"host?x=1"}}`:                 "query",
+		`{"connection":{"domain":"host#x"}}`:                   "query or a fragment",
+		`{"connection":{"domain":"https://"}}`:                 "must name a host",
+		`{"connection":{"transport_backend":"x"}}`:             "connection.transport_backend",
+		`{"create":{"image_pull_policy":"Sometimes"}}`:         "create.image_pull_policy",
+		`{"create":{"timeout_s":0}}`:                           "create.timeout_s",
+		`{"create":{"renew_interval_s":-1}}`:                   "create.renew_interval_s",
+		`{"create":{"retries":-1}}`:                            "create.retries",
+		`{"create":{"connect_poll_s":0}}`:                      "create.connect_poll_s",
+		`{"probe":{"stable_count":0}}`:                         "probe.stable_count",
+		`{"operations":{"close_timeout_s":0}}`:                 "operations.close_timeout_s",
+		`{"operations":{"background_poll_interval_s":0}}`:      "operations.background_poll_interval_s",
+		`{"attribution":{"key_prefix":"Not_A_Valid_Prefix/"}}`: "attribution.key_prefix",
+		`{"attribution":{"key_prefix":"-bad.example.com/"}}`:   "attribution.key_prefix",
+		`{"attribution":{"key_prefix":"bad..example.com/"}}`:   "attribution.key_prefix",
+	} {
+		_, err := New(json.RawMessage(given))
+		assert.ErrorContains(t, err, named, given)
+		assert.Equal(t, core.KindInvalid, core.KindOf(err), given)
+	}
+	_, err := New(json.RawMessage(`{"operations":{"retriess":1}}`))
+	assert.Equal(t, core.KindUnknownKey, core.KindOf(err))
+	assert.ErrorContains(t, err, `"retries"`)
+	_, err = New(json.RawMessage(`{"operations":{"close_timeout_s":null,"status_poll_timeout_s":null},"attribution":{"key_prefix":""}}`))
+	assert.NoError(t, err)
+}
+
+func TestLabelsAreMadeFit(t *testing.T) {
+	for given, want := range map[string]string{
+		"swebench::x": "swebench_x", "": "metadata", "__x__": "x", "é": "metadata", "a b  c": "a_b_c",
+		strings.Repeat("x", 62) + "__y": strings.Repeat("x", 62),
+	} {
+		assert.Equal(t, want, labelValue(given), given)
+	}
+}
+
+func TestServersSayHowLongToLeaveThemAlone(t *testing.T) {
+	for header, want := range map[string]time.Duration{"": 7, "3": 3 * time.Second, "-5": 0, "soon": 7, "99999999999": longestThrottle} {
+		assert.Equal(t, want, retryAfter(header, 7), header)
+	}
+	in := retryAfter(time.Now().Add(10*time.Second).UTC().Format(http.TimeFormat), 7)
+	assert.InDelta(t, 10, in.Seconds(), 2)
+	assert.Zero(t, retryAfter(time.Now().Add(-time.Hour).UTC().Format(http.TimeFormat), 7))
+}
+
+func TestThrottledRequestIsSentAgainUnchanged(t *testing.T) {
+	r := newReplayer(t)
+	tries := 0
+	r.answer = func(w http.ResponseWriter, path string) {
+		if tries++; tries <= 5 {
+			w.Header().Set("Retry-After", "0")
+			w.WriteHeader(http.StatusTooManyRequests)
+			return
+		}
+	}
+	i := r.instance(t, nil)
+	_, err := i.ask(context.Background(), call{method: http.MethodPost, json: map[string]int{"a": 1}}, "/thing", nil)
+	assert.Equal(t, http.StatusTooManyRequests, statusOf(err))
+	assert.Equal(t, 4, tries)
+	_, err = i.ask(context.Background(), call{method: http.MethodPost, json: map[string]int{"a": 1}}, "/thing", nil)
+	assert.NoError(t, err)
+	for _, req := range r.requests {
+		if req.path == "/thing" {
+			assert.JSONEq(t, `{"a":1}`, req.body)
+		}
+	}
+	// What was streamed can't be sent again.
+	tries = 0
+	c := call{method: http.MethodPost, stream: strings.NewReader("x"), length: 1, contentType: "text/plain"}
+	_, err = i.ask(context.Background(), c, "/thing", nil)
+	assert.Equal(t, http.StatusTooManyRequests, statusOf(err))
+	assert.Equal(t, 1, tries)
+}
+
+func TestWhatMayHealIsTriedAgain(t *testing.T) {
+	for _, status := range []int{408, 409, 425, 429, 500, 502, 503, 504} {
+		assert.True(t, mayHeal(&apiError{status: status}), status)
+	}
+	for _, status := range []int{400, 401, 403, 404, 422} {
+		assert.False(t, mayHeal(&apiError{status: status, message: "timeout"}), status)
+	}
+	assert.True(t, mayHeal(&apiError{status: 599, message: "ErrImagePull"}))
+	assert.False(t, mayHeal(&apiError{status: 599, message: "no"}))
+	for _, text := range []string{"Connection refused", "pod IP is not yet available", "HTTP 503 x", "status code: 409", "Server disconnected"} {
+		assert.True(t, mayHeal(errors.New(text)), text)
+	}
+	for _, text := range []string{"HTTP 404", "no such thing", "status code: 4090"} {
+		assert.False(t, mayHeal(errors.New(text)), text)
+	}
+	assert.False(t, mayHeal(fmt.Errorf("timeout: %w", context.Canceled)))
+	assert.False(t, mayHeal(core.Errorf(core.KindInvalid, "", "timeout")))
+	assert.True(t, mayHeal(core.Errorf(core.KindVerification, "", "x")))
+}
+
+func TestOnlyWhatSurelyDidNotBeginIsSentAgain(t *testing.T) {
+	for _, c := range []struct {
+		e    apiError
+		want bool
+	}{
+		{apiError{status: 502, code: codeNotReached}, true},
+		{apiError{status: 502}, true},
+		{apiError{status: 502, message: "Bad Gateway"}, true},
+		{apiError{status: 502, message: "<html>upstream prematurely closed connection</html>"}, false},
+		{apiError{status: 502, code: "BACKEND_RESPONSE_FAILED"}, false},
+		{apiError{status: 504, code: "BACKEND_TIMEOUT"}, false},
+		{apiError{status: 503}, false},
+	} {
+		assert.Equal(t, c.want, neverStarted(&c.e), "%v", &c.e)
+	}
+}
+
+func TestStatesAreTold(t *testing.T) {
+	for state, want := range map[string]core.Status{
+		"Running": core.StatusRunning, "PAUSED": core.StatusPaused, "Pausing": core.StatusStarting, "Terminated": core.StatusStopped,
+		"Failed": core.StatusError, "Stopping": core.StatusUnknown, "Allocated": core.StatusUnknown, "": core.StatusUnknown,
+	} {
+		assert.Equal(t, want, sandboxStatus{State: state}.status(), state)
+	}
+}
+
+func TestUsersAndVariablesAreWrittenIntoSessions(t *testing.T) {
+	assert.Equal(t, `su -s /bin/sh -c 'env Q='"'"'a b'"'"' sh -c '"'"'id -un; echo $Q; sleep 0.1'"'"'' agent`,
+		asUser(withEnv("id -un; echo $Q; sleep 0.1", map[string]string{"Q": "a b"}), "agent"))
+	assert.Equal(t, "su -s /bin/sh agent", asUser("", "agent"))
+	assert.Equal(t, `env A=1 sh -c 'exec "$(command -v bash || echo sh)"'`, withEnv("", map[string]string{"A": "1"}))
+	for user, want := range map[string]core.Kind{"name:group": core.KindNotSupported, "1:group": core.KindNotSupported} {
+		_, err := readAccount("exec", user)
+		assert.Equal(t, want, core.KindOf(err), user)
+	}
+}
+
+// A background command's state that lacks what decides is never taken for success.
+func TestPolledStateWithoutItsFieldsIsAFailure(t *testing.T) {
+	for answer, field := range map[string]string{`{}`: "running", `{"running":false}`: "exit_code"} {
+		r := newReplayer(t)
+		r.answer = func(w http.ResponseWriter, path string) {
+			if strings.HasPrefix(path, "/command/status/") {
+				_, _ = w.Write([]byte(answer))
+				return
+			}
+			replay(http.StatusOK, []string{`{"type":"init","text":"1"}` + "\n\n" + `{"type":"execution_complete"}` + "\n\n"})(w, path)
+		}
+		i := r.instance(t, map[string]any{"operations": map[string]any{"background_exec": true}})
+		res, _, _, err := runIn(t, i, core.ExecRequest{Command: "x"})
+		require.NoError(t, err)
+		assert.Equal(t, core.ErrorTypeSandbox, res.ErrorType)
+		assert.Contains(t, res.Reason, field)
+	}
+}
+
+func TestOutOfMemoryIsToldByTheKernelsCounter(t *testing.T) {
+	r := newReplayer(t)
+	count := 0
+	r.answer = func(w http.ResponseWriter, path string) {
+		body, _ := r.sent(path)
+		last := `{"type":"error","error":{"ename":"CommandExecError","evalue":"137","traceback":["exit status 137"]}}`
+		chunks := []string{`{"type":"init","text":"1"}` + "\n\n"}
+		if strings.Contains(body, "memory.events") {
+			chunks = append(chunks, fmt.Sprintf(`{"type":"stdout","text":"oom_kill %d"}`, count)+"\n\n")
+			last = `{"type":"execution_complete"}`
+		}
+		replay(http.StatusOK, append(chunks, last+"\n\n"))(w, path)
+	}
+	i := r.instance(t, nil)
+	i.oomKills = 0
+	res, _, _, err := runIn(t, i, core.ExecRequest{Command: "exit 137"})
+	require.NoError(t, err)
+	assert.Equal(t, core.ExecResult{ExitCode: 137}, res, "a command's own 137")
+	count = 1
+	res, _, _, err = runIn(t, i, core.ExecRequest{Command: "x"})
+	require.NoError(t, err)
+	assert.Equal(t, core.ErrorTypeSandbox, res.ErrorType)
+	assert.Equal(t, 137, res.ExitCode)
+	assert.Contains(t, res.Reason, "out of memory")
+	res, _, _, err = runIn(t, i, core.ExecRequest{Command: "exit 137"})
+	require.NoError(t, err)
+	assert.Empty(t, res.ErrorType, "it was counted before")
+}
