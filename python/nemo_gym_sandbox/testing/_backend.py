@@ -57,6 +57,12 @@ class Backend:
     """The backend does not end sandboxes by itself."""
     no_entrypoint: bool = field(default=False, kw_only=True)
     """The spec's entrypoint is not run, or its end is not the sandbox's."""
+    no_terminals: bool = field(default=False, kw_only=True)
+    """There are no interactive sessions."""
+    no_attach: bool = field(default=False, kw_only=True)
+    """Sessions cannot be attached to by others."""
+    no_detached: bool = field(default=False, kw_only=True)
+    """Sessions do not run commands detached."""
     remote_processes: bool = field(default=False, kw_only=True)
     """This machine's /proc does not show the processes of sandboxes."""
     remote_files: bool = field(default=False, kw_only=True)

@@ -37,7 +37,7 @@ def _declared(provider: str, arguments: Any) -> dict[str, Any]:
 
         mode = block(DockerExecConfig, arguments.get("exec"), "exec").mode
         # Each command is several requests to the engine, of which it serves few at a time.
-        return {"max_in_flight": 20, "slow": 3} if mode == "engine" else {}
+        return {"no_terminals": True, "max_in_flight": 20, "slow": 3} if mode == "engine" else {}
     cls: Any = get_provider_class(provider)
     missing = {
         "no_stdin": "exec_stream",
@@ -45,6 +45,8 @@ def _declared(provider: str, arguments: Any) -> dict[str, Any]:
         "no_pause": "pause",
         "no_connect": "connect",
         "no_endpoints": "endpoint",
+        "no_terminals": "create_pty",
+        "no_attach": "attach_pty",
     }
     return {difference: True for difference, method in missing.items() if not hasattr(cls, method)}
 

@@ -71,6 +71,7 @@ def cases(backend: Backend | None = None) -> list[Case]:
         _lifecycle_cases,
         _output_cases,
         _share_cases,
+        _terminal_cases,
         _timeout_cases,
     )
 
@@ -81,6 +82,7 @@ def cases(backend: Backend | None = None) -> list[Case]:
         _timeout_cases,
         _file_cases,
         _directory_cases,
+        _terminal_cases,
         _lifecycle_cases,
         _share_cases,
     )

@@ -139,6 +139,7 @@ class TestPlainPython(SandboxConformance):
         no_endpoints=True,
         no_ttl=True,
         no_entrypoint=True,
+        no_terminals=True,
         max_in_flight=40,
     )
 

@@ -202,7 +202,8 @@ def test_missing_capabilities_of_a_registered_provider_count_as_declared(monkeyp
     monkeypatch.setitem(registry._registered, "plain", PlainProvider)
     made = known_backend({"plain": None})
     assert set(made.differences()) == {
-        "no_stdin", "no_streaming", "no_back_pressure", "no_pause", "no_connect", "no_endpoints",
+        "no_stdin", "no_streaming", "no_back_pressure", "no_pause", "no_connect", "no_endpoints", "no_terminals",
+        "no_attach",
     }  # fmt: skip
     assert "no_users" in with_differences(made, ["no_users"]).differences()
     with pytest.raises(ValueError, match="did you mean 'no_users'"):
