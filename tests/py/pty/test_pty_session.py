@@ -43,10 +43,11 @@ async def test_a_shell_lives_from_create_to_exit(sandbox: AsyncSandbox) -> None:
     assert await session.wait_exit() == 7
     with pytest.raises(SandboxPtyError, match="is closed: its process has exited with code 7"):
         await session.write(b"x")
+    await session.resize(10, 10)  # who resizes can't always know
+    await session.close()
+    await session.close()
     with pytest.raises(SandboxPtyError, match="is closed"):
         await session.resize(10, 10)
-    await session.close()
-    await session.close()
     with pytest.raises(SandboxPtyError, match="is closed"):
         await session.read()
     assert await session.wait_exit() == 7
