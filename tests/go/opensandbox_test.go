@@ -409,3 +409,33 @@ func TestOpenSandboxEndIsSeenByAll(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, core.StatusStopped, st)
 }
+
+// Daemons start the command of a session that has ended again when somebody attaches.
+func TestOpenSandboxEndedSessionIsNotAttachedTo(t *testing.T) {
+	server := startStandin(t)
+	s := osbBox(t, server, nil, core.Spec{})
+	ctx, cancel := context.WithTimeout(context.Background(), osbSoon)
+	defer cancel()
+	session, err := s.OpenPTY(ctx, core.PTYSpec{Command: "echo x", NoTerminal: true})
+	require.NoError(t, err)
+	for err == nil {
+		_, err = session.Read(ctx)
+	}
+	dialed := len(server.Requests(http.MethodGet, "/pty/"+session.SessionID()+"/ws"))
+	_, err = s.AttachPTY(ctx, session.SessionID(), true, 0)
+	assert.ErrorContains(t, err, "has ended")
+	assert.Len(t, server.Requests(http.MethodGet, "/pty/"+session.SessionID()+"/ws"), dialed)
+	require.NoError(t, session.Close(ctx))
+}
+
+func TestOpenSandboxEndlessOutputDoesNotHoldTheTimeoutBack(t *testing.T) {
+	s := osbBox(t, startStandin(t), nil, core.Spec{})
+	out := core.NewCollector(1 << 20)
+	defer out.Close()
+	begun := time.Now()
+	res, err := s.Exec(context.Background(), core.ExecRequest{Command: "yes", Timeout: 300 * time.Millisecond}, out)
+	require.NoError(t, err)
+	assert.Equal(t, core.ErrorTypeTimeout, res.ErrorType)
+	assert.True(t, strings.HasPrefix(out.Output(core.Stdout).String(), "y\ny\n"))
+	assert.Less(t, time.Since(begun), 15*time.Second)
+}

@@ -198,6 +198,9 @@ func (d *daemon) start(body commandBody) (c *command, stdout, stderr *os.File, e
 	c = &command{id: id, text: body.Command, cmd: cmd, background: body.Background, done: make(chan struct{})}
 	d.mu.Lock()
 	d.commands[id] = c
+	if d.closed { // meanwhile
+		c.signal(syscall.SIGKILL)
+	}
 	d.mu.Unlock()
 	go func() {
 		_ = cmd.Wait() // the state tells everything
@@ -253,7 +256,7 @@ func (d *daemon) follow(ctx context.Context, e *emitter, c *command, stdout, std
 	}()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	for running := true; running; {
+	for running := true; running && !e.gone; {
 		select {
 		case <-c.done:
 			running = false
@@ -280,13 +283,17 @@ func (t *tail) read(e *emitter, last bool) {
 		return
 	}
 	defer func() { _ = f.Close() }()
-	p, err := io.ReadAll(io.NewSectionReader(f, t.at, 1<<62))
+	most := int64(64 << 10) // more waits for the next look
+	if last {
+		most = 1 << 62
+	}
+	p, err := io.ReadAll(io.NewSectionReader(f, t.at, most))
 	if err != nil {
 		return
 	}
 	t.at += int64(len(p))
 	t.rest = append(t.rest, p...)
-	for {
+	for !e.gone {
 		n := bytes.IndexAny(t.rest, "\r\n")
 		if n < 0 || t.rest[n] == '\r' && n == len(t.rest)-1 && !last {
 			break
@@ -306,13 +313,14 @@ func (t *tail) read(e *emitter, last bool) {
 
 // emitter writes events: JSON objects with an empty line behind each.
 type emitter struct {
-	w http.ResponseWriter
+	w    http.ResponseWriter
+	gone bool // nobody reads
 }
 
 func newEmitter(w http.ResponseWriter) *emitter {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-cache")
-	return &emitter{w}
+	return &emitter{w: w}
 }
 
 func (e *emitter) send(v map[string]any) {
@@ -321,7 +329,9 @@ func (e *emitter) send(v map[string]any) {
 	if err != nil {
 		return
 	}
-	_, _ = e.w.Write(append(p, '\n', '\n'))
+	if _, err := e.w.Write(append(p, '\n', '\n')); err != nil {
+		e.gone = true
+	}
 	if f, ok := e.w.(http.Flusher); ok {
 		f.Flush()
 	}
