@@ -55,6 +55,7 @@ class Library:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.forked = False
+        self.ended = False  # the interpreter is exiting
         self.after_fork: list[Callable[[], None]] = []
         short, long = _open(path)
         self.abi: tuple[int, int] = _checked_abi(short, path)
@@ -149,6 +150,7 @@ class Library:
 
     def shutdown(self) -> None:
         """End everything, within a bound. Nothing can be started afterwards."""
+        self.ended = True
         if not self.forked:
             self._shutdown(SHUTDOWN_MS)
 

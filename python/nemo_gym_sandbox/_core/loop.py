@@ -98,14 +98,23 @@ class Bridge:
         When the task is cancelled the operation is ended and, if it had succeeded meanwhile, taken back by ``undo``;
         only then, or after a bound, CancelledError is raised.
         """
-        while not (number := self._start(op, request, opened)):  # too many at once: others have to end first
-            await self._wait_for_room()
+        try:
+            while not (number := self._start(op, request, opened)):  # too many at once: others have to end first
+                await self._wait_for_room()
+        except RuntimeError:
+            await self.unless_ended()
+            raise
         future = self._waiting[number]
         try:
             return await future
         except asyncio.CancelledError:
             await self._abandon(number, future, undo)
             raise
+
+    async def unless_ended(self) -> None:
+        """Wait for ever when the interpreter is exiting: a loop that a daemon thread still runs has nobody to tell."""
+        if self.lib.ended:
+            await self.loop.create_future()
 
     def start(self, op: int, request: bytes = b"") -> asyncio.Future[Reply]:
         """Start an operation that nobody has to wait for."""

@@ -75,6 +75,7 @@ async def pump(bridge: Bridge, stream: int, callback: OutputCallback) -> None:
             elif size == EEOF:
                 return
             else:
+                await bridge.unless_ended()
                 raise bridge.lib.failure(size, "the output of a command can't be read")
     finally:
         bridge.close_stream(stream)
@@ -109,6 +110,7 @@ async def _feed_bytes(bridge: Bridge, stream: int, edge: _Edge, data: bytes) -> 
         if size == ECLOSED:
             return False
         if size < 0:
+            await bridge.unless_ended()
             raise bridge.lib.failure(size, "the input of a command can't be written")
         at += size
         if size < len(piece):
@@ -135,6 +137,7 @@ async def _copy(bridge: Bridge, stream: int, address: int, size: int) -> None:
     while at < size:
         got = bridge.lib.stream_read(stream, address + at, min(size - at, COPY))
         if got <= 0:
+            await bridge.unless_ended()
             raise bridge.lib.failure(got, f"the output of a command ended {size - at} bytes early")
         at += got
         await asyncio.sleep(0)
