@@ -168,7 +168,7 @@ def test_a_sandbox_that_cannot_be_made(terminal: Tmux) -> None:
 
 
 def test_modes_that_programs_left_on_are_switched_off(terminal: Tmux) -> None:
-    command = "printf '\\033[?1049h\\033[?1000;1006h\\033[?2004h\\033[?25lin the alternate screen'; cat"
+    command = "printf '\\033[?1049h\\033[?1000;1006h\\033[?2004h\\033[?25lin the %s screen' alternate; cat"
     terminal.type(f"clear; echo be''fore; {SHELL} --provider local --command \"{command}\"; echo status-$?")
     terminal.sees("in the alternate screen")
     assert (terminal.flag("alternate_on"), terminal.flag("mouse_standard_flag"), terminal.flag("cursor_flag")) == (
