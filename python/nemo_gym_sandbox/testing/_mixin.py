@@ -91,5 +91,10 @@ def _held() -> tuple[set[str], set[str]]:
             descriptors.add(f"{entry.name} of {os.readlink(entry)}")
         except OSError:  # that of the listing itself
             continue
-    children = {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+    children: set[str] = set()
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            children.update((task / "children").read_text().split())
+        except OSError:  # the thread has ended meanwhile
+            continue
     return descriptors, children

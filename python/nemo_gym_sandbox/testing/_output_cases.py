@@ -129,6 +129,7 @@ async def a_background_process_with_our_pipe_holds_the_result_back(box: Box) -> 
     mark, began = marker(), time.monotonic()
     await box.bash(f"sleep {mark} & echo started", "started\n")
     expect(time.monotonic() - began < 5 * box.backend.slow, f"it took {time.monotonic() - began:g} s")
+    await box.wait_sleepers(mark, 1)
     await box.end_sleepers(mark)
 
 
