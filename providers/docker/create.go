@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nemo-gym/nemo_gym_sandbox/core"
@@ -123,12 +124,13 @@ func (u *unsuited) Unwrap() error { return u.err }
 // errOOMScore means that the engine may not protect a process from being chosen when memory runs out.
 var errOOMScore = errors.New("the engine can't lower a container's out-of-memory score")
 
-// giveUpOOMScore makes all further containers without that protection.
-func (p *Provider) giveUpOOMScore() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.noOOMScore = true
-}
+// unscored are the engines, by host, that turned out not to have the right to
+// lower a container's score. The process remembers it for all its providers:
+// many make one for each sandbox, and finding out costs a container.
+var unscored sync.Map
+
+// giveUpOOMScore makes all further containers of the engine without that protection.
+func (p *Provider) giveUpOOMScore() { unscored.Store(p.target.host, true) }
 
 func isUnsuited(err error) bool {
 	var u *unsuited

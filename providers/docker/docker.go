@@ -41,8 +41,6 @@ type Provider struct {
 	way      way               // the first one to try
 	proven   bool              // way has worked, so others need not be tried
 	warned   map[string]bool   // what has been said once
-	// noOOMScore: the engine has not the right to lower a container's score.
-	noOOMScore bool
 }
 
 // Statically checked: what a docker provider can do beyond the minimum.
@@ -190,9 +188,7 @@ func (p *Provider) settle(w way) {
 
 // oomScore is what containers with an agent are started with.
 func (p *Provider) oomScore() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.noOOMScore {
+	if _, refused := unscored.Load(p.target.host); refused {
 		return 0
 	}
 	return agentOOMScore
