@@ -46,12 +46,13 @@ func (c *Client) WriteFiles(ctx context.Context, files []core.File) error {
 		return nil
 	}
 	req := wire.Req{Op: wire.OpWrite}
-	contents := make([]io.Reader, len(files))
-	for i, f := range files {
+	// Joined, so that many small files fill few frames.
+	var contents strings.Builder
+	for _, f := range files {
 		req.Files = append(req.Files, wire.File{Path: f.Path, Mode: 0o644, Size: int64(len(f.Content))})
-		contents[i] = strings.NewReader(f.Content)
+		contents.WriteString(f.Content)
 	}
-	return c.send(ctx, req, io.MultiReader(contents...))
+	return c.send(ctx, req, strings.NewReader(contents.String()))
 }
 
 // send does an operation that carries bytes to the sandbox: in frames, or, when bytes is nil, by the descriptors.
