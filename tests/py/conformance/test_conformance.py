@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 IMAGE = "lab/busybox:1"
 
 
+def own_folder(name: str) -> str:
+    """A path that nothing else uses; whoever needs it makes the folder."""
+    return os.path.join(tempfile.gettempdir(), f"conformance-{os.getpid()}-{name.replace(' ', '-')}")
+
+
 class OwnState:
     """Keeps what our providers note on disk in a folder of the class, so that all of it is seen."""
 
@@ -31,6 +36,7 @@ class OwnState:
     def setup_class(cls) -> None:
         cls._state_before = os.environ.get("XDG_STATE_HOME")
         os.environ["XDG_STATE_HOME"] = cls.state
+        os.makedirs(f"{cls.state}/work")
         super().setup_class()  # type: ignore[misc]
 
     @classmethod
@@ -62,7 +68,7 @@ def processes_with(text: str) -> list[str]:
 
 
 def local(name: str, isolation: str) -> tuple[str, Backend]:
-    state = tempfile.mkdtemp(prefix="conformance-")
+    state = own_folder(name)
 
     def leftovers() -> Iterable[str]:
         return [*below(state, "work/*"), *below(state, "*/s/*"), *processes_with(state)]
@@ -80,7 +86,7 @@ class TestLocalUnisolated(OwnState, SandboxConformance):
 
 
 def docker(name: str, config: dict[str, Any]) -> tuple[str, Backend]:
-    state = tempfile.mkdtemp(prefix="conformance-")
+    state = own_folder(name)
     tag = f"lab/conformance-{os.getpid()}-{name.replace(' ', '-')}:1"  # tells our containers from all others
 
     def leftovers() -> Iterable[str]:
@@ -123,7 +129,7 @@ class TestDockerEngine(OwnImage, SandboxConformance):
 
 
 class TestPlainPython(SandboxConformance):
-    _folder = tempfile.mkdtemp(prefix="conformance-")
+    _folder = own_folder("plain")
     backend = Backend(
         "plain",
         lambda: PlainProvider(TestPlainPython._folder),
@@ -142,6 +148,11 @@ class TestPlainPython(SandboxConformance):
         no_terminals=True,
         max_in_flight=40,
     )
+
+    @classmethod
+    def setup_class(cls) -> None:
+        os.makedirs(cls._folder)
+        super().setup_class()
 
     @classmethod
     def teardown_class(cls) -> None:
