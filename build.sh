@@ -84,7 +84,7 @@ setup_tools() {
 }
 
 setup_docker() {
-	apt_missing dockerd=docker.io busybox=busybox-static
+	apt_missing dockerd=docker.io busybox=busybox-static tmux=tmux
 	apt_missing docker=docker-cli
 }
 
