@@ -13,6 +13,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import uvloop
 
 from nemo_gym_sandbox._core import codec
 from nemo_gym_sandbox._core.lib import library
@@ -150,7 +151,6 @@ def test_descriptors_do_not_leak() -> None:
 
 
 def test_uvloop() -> None:
-    uvloop = pytest.importorskip("uvloop")
     provider = Mem({})
 
     async def use() -> None:
