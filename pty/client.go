@@ -37,6 +37,8 @@ type Client struct {
 	// RestartsEnded: the server starts a session's process again when somebody
 	// attaches after its end. The client then looks before it comes back.
 	RestartsEnded bool
+	// Timeout bounds each request, and each try to attach, up to the server's greeting; 0 is 300 s.
+	Timeout time.Duration
 	// Flow asks the server to tell what has arrived, and to be told, where it can. Then
 	// nothing is lost with a connection, in either direction.
 	Flow bool
@@ -72,6 +74,14 @@ func (c *Client) t() *clientTimes {
 		return &standard
 	}
 	return &c.times
+}
+
+// request is how long the server has to answer.
+func (c *Client) request() time.Duration {
+	if c.Timeout > 0 {
+		return c.Timeout
+	}
+	return c.t().request
 }
 
 // Open makes a session and attaches to it. It returns when the process has been started.
@@ -183,7 +193,7 @@ func (c *Client) call(ctx context.Context, method, path string, in, out any, wai
 }
 
 func (c *Client) once(ctx context.Context, method, path string, in, out any) (int, error) {
-	ctx, cancel := context.WithTimeout(ctx, c.t().request)
+	ctx, cancel := context.WithTimeout(ctx, c.request())
 	defer cancel()
 	var body io.Reader
 	if in != nil {
@@ -272,7 +282,7 @@ func (o dialOptions) query() string {
 // dial opens a session's websocket.
 func (c *Client) dial(ctx context.Context, id string, o dialOptions) (*websocket.Conn, error) {
 	d := websocket.Dialer{
-		HandshakeTimeout: c.t().request,
+		HandshakeTimeout: c.request(),
 		ReadBufferSize:   4 << 10,
 		WriteBufferSize:  4 << 10,
 		Proxy:            http.ProxyFromEnvironment,

@@ -239,6 +239,14 @@ func TestForeignSilenceBeforeTheGreetingEndsWithTheContext(t *testing.T) {
 	assert.Contains(t, f.asked(), "DELETE /pty/"+foreignID)
 }
 
+func TestForeignSilenceBeforeTheGreetingEndsWithTheTimeout(t *testing.T) {
+	f := newForeign(t, func(c *websocket.Conn) { wait(c) })
+	f.Timeout = 50 * time.Millisecond
+	_, err := f.Open(f.ctx(), core.PTYSpec{})
+	assert.Equal(t, core.KindTimeout, core.KindOf(err), "%v", err)
+	assert.Equal(t, "DELETE /pty/"+foreignID, f.asked()[len(f.asked())-1])
+}
+
 func TestForeignCreateIsTriedAgainWhereThatHelps(t *testing.T) {
 	attached := func(c *websocket.Conn) { text(c, hello); wait(c) }
 	for status, tries := range map[int]int{502: 2, 503: 2, 404: 2, 400: 1, 500: 1} {

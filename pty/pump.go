@@ -8,6 +8,7 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"github.com/nemo-gym/nemo_gym_sandbox/core"
 	"github.com/nemo-gym/nemo_gym_sandbox/pty/internal/proto"
 )
 
@@ -192,6 +193,8 @@ func (s *Session) establish(ctx context.Context, op string, o dialOptions) (*lin
 		switch {
 		case errors.Is(err, errExit):
 			return nil, err
+		case errors.Is(err, errNoGreeting):
+			return nil, s.c.named(op, core.Errorf(core.KindTimeout, op, "PTY session %s: %w within %gs", s.id, err, s.c.request().Seconds()))
 		case ctx.Err() != nil:
 			return nil, s.c.named(op, ctxError(ctx, op))
 		case isRefused(err):
@@ -237,10 +240,12 @@ func (s *Session) connect(ctx context.Context, o dialOptions) (*link, error) {
 		return nil, err
 	}
 	l := newLink(conn, s.c.t())
-	stop := context.AfterFunc(ctx, l.drop)
+	short, cancel := context.WithTimeout(ctx, s.c.request())
+	defer cancel()
+	stop := context.AfterFunc(short, l.drop)
 	err = s.receive(l, true)
 	if !stop() && err == nil {
-		err = context.Cause(ctx)
+		err = context.Cause(short)
 	}
 	if err == nil {
 		return l, nil
@@ -249,7 +254,10 @@ func (s *Session) connect(ctx context.Context, o dialOptions) (*link, error) {
 	l.beating.Wait()
 	var bad *protocolError
 	var bye *websocket.CloseError
+	_ = errors.As(err, &bye)
 	switch {
+	case ctx.Err() == nil && short.Err() != nil && bye == nil && !errors.As(err, &bad):
+		err = errNoGreeting
 	case errors.As(err, &bye) && bye.Code == proto.CloseTakenOver:
 		err = &protocolError{errTakenOver}
 	case o.first && !isRefused(err) && !errors.As(err, &bad):
@@ -277,5 +285,7 @@ type protocolError struct{ error }
 func (e *protocolError) Unwrap() error { return e.error }
 
 var errTakenOver = errors.New("the session was taken over by another client")
+
+var errNoGreeting = errors.New("the server accepted the connection, and did not say that the session is attached")
 
 var errExit = errors.New("the process has exited")
