@@ -120,6 +120,7 @@ func (b *Bridge) Submit(id uint64, code uint32, req []byte) Code {
 // run serves the operation and posts its DONE, whatever happens.
 func (o *operation) run(h handler, req []byte) {
 	var rep reply
+	o.ctx = traced(o.ctx, req)
 	err := o.bridge.lib.guard(func() (err error) {
 		rep, err = h(o, req)
 		if err == nil && len(rep.payload) > maxPayload {

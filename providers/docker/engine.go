@@ -17,6 +17,7 @@ import (
 	"github.com/docker/docker/api/types/volume"
 	"github.com/docker/docker/client"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
 )
 
 // engine is what the provider asks of a container engine. This file is the only
@@ -119,6 +120,8 @@ func newEngine(t target) (engine, error) {
 		client.WithScheme("http"), // TLS, where wanted, is done by dial
 		client.WithVersion(t.apiVersion),
 		client.WithAPIVersionNegotiation(),
+		// The one request that this does not reach is the upgrade which starts an exec.
+		client.WithTraceOptions(otelhttp.WithPropagators(traceparent{})),
 	)
 	if err != nil {
 		return nil, err

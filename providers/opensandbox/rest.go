@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/nemo-gym/nemo_gym_sandbox/core"
 )
 
 const (
@@ -121,6 +123,9 @@ func (r *restClient) sendOnce(ctx context.Context, c call, body []byte) (*http.R
 		}
 		for k, v := range c.header {
 			req.Header[k] = v
+		}
+		if parent := core.Traceparent(ctx); parent != "" {
+			req.Header.Set("traceparent", parent)
 		}
 		switch {
 		case body != nil:

@@ -59,6 +59,8 @@ var rooms = []room{
 		"github.com/hashicorp/yamux",
 		"github.com/opencontainers/go-digest",
 		"github.com/opencontainers/image-spec",
+		"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp",
+		"go.opentelemetry.io/otel/propagation",
 		"golang.org/x/sync",
 		"golang.org/x/sys",
 	}},
