@@ -164,6 +164,12 @@ typedef struct ngs_event {
  */
 #define NGS_OP_PTY_CLOSE 28
 /*
+ * A session without a sandbox, by the address of the daemon that serves it: {"provider", "url", "headers": {}, "timeout_s":
+ * of each request (0: the provider's)} with "id", "takeover", "since" to attach, else with "command", "cwd", "rows", "cols",
+ * "pipes" to open one -> as PTY_OPEN.
+ */
+#define NGS_OP_PTY_DIAL 29
+/*
  * {"provider", "after"}: the sandboxes of all processes, by id, from the one after "after" on -> {"sandboxes": [{"sandbox_id",
  *  "provider", "run", "host", "pid", "owner": "alive", "dead" or "unknown", "created_at", "expires_at" (seconds since 1970, 0:
  *  none), "status", "leftover": nothing but files is left, "kept": why it should not be reaped, "" when it can be}],

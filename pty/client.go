@@ -129,8 +129,11 @@ func (c *Client) Attach(ctx context.Context, id string, takeover bool, since int
 		return nil, c.named("pty attach", core.Errorf(core.KindInvalid, "", "the session's id is empty"))
 	}
 	// A proxy may answer the websocket's handshake in its own words; this one is plain.
-	if _, err := c.info(ctx, id); isStatus(err, http.StatusNotFound, proto.CodeNotFound) {
+	switch info, err := c.info(ctx, id); {
+	case isStatus(err, http.StatusNotFound, proto.CodeNotFound):
 		return nil, c.notFound("pty attach", id)
+	case err == nil && c.RestartsEnded && !info.Running && info.OutputOffset > 0:
+		return nil, c.errorf("pty attach", "PTY session %s has ended: attaching to it would run its command again", id)
 	}
 	s := newSession(c, id, false)
 	s.received = since

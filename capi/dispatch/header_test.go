@@ -49,7 +49,8 @@ func TestTheHeaderHasTheCodesNumbers(t *testing.T) {
 		"NGS_OP_PTY_OPEN": int64(opPTYOpen), "NGS_OP_PTY_ATTACH": int64(opPTYAttach), "NGS_OP_PTY_RESIZE": int64(opPTYResize),
 		"NGS_OP_PTY_SIGNAL": int64(opPTYSignal), "NGS_OP_PTY_WAIT": int64(opPTYWait), "NGS_OP_PTY_DETACH": int64(opPTYDetach),
 		"NGS_OP_PTY_REATTACH": int64(opPTYReattach), "NGS_OP_PTY_INFO": int64(opPTYInfo), "NGS_OP_PTY_CLOSE": int64(opPTYClose),
-		"NGS_OP_LIST": int64(opList), "NGS_OP_REAP": int64(opReap), "NGS_OP_EXAMINE": int64(opExamine), "NGS_OP_TEST": int64(opTest),
+		"NGS_OP_PTY_DIAL": int64(opPTYDial),
+		"NGS_OP_LIST":     int64(opList), "NGS_OP_REAP": int64(opReap), "NGS_OP_EXAMINE": int64(opExamine), "NGS_OP_TEST": int64(opTest),
 	}
 	for kind, code := range kindStatus {
 		want["NGS_KIND_"+strings.ToUpper(string(kind))] = int64(code)

@@ -36,6 +36,7 @@ const (
 	opPTYReattach   uint32 = 26
 	opPTYInfo       uint32 = 27
 	opPTYClose      uint32 = 28
+	opPTYDial       uint32 = 29
 	opList          uint32 = 32
 	opReap          uint32 = 33
 	opExamine       uint32 = 34
@@ -72,6 +73,7 @@ func init() {
 		opPTYReattach:   onTerminal((*terminal).reattach),
 		opPTYInfo:       onTerminal(func(*terminal, context.Context) error { return nil }),
 		opPTYClose:      ptyClose,
+		opPTYDial:       ptyDial,
 		opList:          list,
 		opReap:          reap,
 		opExamine:       examine,

@@ -79,6 +79,11 @@ func (o *operation) ptySession(sandbox Handle, open func(*core.Sandbox) (core.PT
 		}
 		return reply{}, err
 	}
+	return o.handOver(sb, session)
+}
+
+// handOver gives the host a session's handles. The sandbox is nil for one that was dialed.
+func (o *operation) handOver(sb *core.Sandbox, session core.PTYSession) (reply, error) {
 	t, err := newTerminal(o, sb, session)
 	if err != nil {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(o.ctx), closeTimeout)

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"time"
 
 	"github.com/nemo-gym/nemo_gym_sandbox/core"
 	"github.com/nemo-gym/nemo_gym_sandbox/pty"
@@ -17,23 +18,14 @@ func (i *instance) OpenPTY(ctx context.Context, spec core.PTYSpec) (core.PTYSess
 	if err := i.healthy(); err != nil {
 		return nil, err
 	}
-	who, err := readAccount("pty create", spec.User)
-	if err != nil {
+	if err := forSession(&spec); err != nil {
 		return nil, err
 	}
-	if who.uid != nil && (*who.uid != 0 || who.gid != nil || strings.TrimSpace(spec.User) != "root") {
-		return nil, core.Errorf(core.KindInvalid, "pty create", "PTY sessions of OpenSandbox need a user name, not a number")
-	}
-	spec.Command, spec.Env, spec.User = sessionCommand(spec.Command, spec.Env, who.name), nil, ""
 	c, err := i.terminals(ctx, "pty create")
 	if err != nil {
 		return nil, err
 	}
-	s, err := c.Open(ctx, spec)
-	if err != nil {
-		return nil, err
-	}
-	return s, nil
+	return opened(c.Open(ctx, spec))
 }
 
 // AttachPTY implements core.PTYAttacher.
@@ -45,19 +37,64 @@ func (i *instance) AttachPTY(ctx context.Context, id string, takeover bool, sinc
 	if err != nil {
 		return nil, err
 	}
-	// The daemon would start the command of a session again that has ended.
-	var info struct {
-		Running *bool `json:"running"`
-		Offset  int64 `json:"output_offset"`
+	return opened(c.Attach(ctx, id, takeover, since))
+}
+
+// DialPTY opens a session at the address of a daemon. timeout bounds each request; 0 is 300 s.
+func (p *Provider) DialPTY(ctx context.Context, at core.Endpoint, timeout time.Duration, spec core.PTYSpec) (core.PTYSession, error) {
+	if err := forSession(&spec); err != nil {
+		return nil, err
 	}
-	if _, err := i.ask(ctx, call{method: http.MethodGet}, "/pty/"+url.PathEscape(id), &info); err == nil && info.Running != nil && !*info.Running && info.Offset > 0 {
-		return nil, core.Errorf(core.KindPTY, "pty attach", "PTY session %s has ended: attaching to it would run its command again", id)
+	c, err := p.dialer(at, timeout)
+	if err != nil {
+		return nil, err
 	}
-	s, err := c.Attach(ctx, id, takeover, since)
+	return opened(c.Open(ctx, spec))
+}
+
+// DialAttachPTY attaches to a session at the address of a daemon.
+func (p *Provider) DialAttachPTY(ctx context.Context, at core.Endpoint, timeout time.Duration, id string, takeover bool, since int64) (core.PTYSession, error) {
+	c, err := p.dialer(at, timeout)
+	if err != nil {
+		return nil, err
+	}
+	return opened(c.Attach(ctx, id, takeover, since))
+}
+
+func (p *Provider) dialer(at core.Endpoint, timeout time.Duration) (*pty.Client, error) {
+	e := endpoint{url: strings.TrimRight(strings.TrimSpace(at.URL), "/"), header: http.Header{}}
+	if u, err := url.Parse(e.url); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return nil, core.Errorf(core.KindInvalid, "pty", "the daemon's address has to be an http or https URL")
+	}
+	for k, v := range at.Headers {
+		e.header.Set(k, v)
+	}
+	c, err := p.client(e)
+	if err == nil {
+		c.Timeout = timeout
+	}
+	return c, err
+}
+
+// opened keeps a missing session from becoming an interface that is not nil.
+func opened(s *pty.Session, err error) (core.PTYSession, error) {
 	if err != nil {
 		return nil, err
 	}
 	return s, nil
+}
+
+// forSession makes a request one that the daemon knows.
+func forSession(spec *core.PTYSpec) error {
+	who, err := readAccount("pty create", spec.User)
+	if err != nil {
+		return err
+	}
+	if who.uid != nil && (*who.uid != 0 || who.gid != nil || strings.TrimSpace(spec.User) != "root") {
+		return core.Errorf(core.KindInvalid, "pty create", "PTY sessions of OpenSandbox need a user name, not a number")
+	}
+	spec.Command, spec.Env, spec.User = sessionCommand(spec.Command, spec.Env, who.name), nil, ""
+	return nil
 }
 
 // terminals is a client of the daemon's sessions.
@@ -66,17 +103,28 @@ func (i *instance) terminals(ctx context.Context, op string) (*pty.Client, error
 	if err != nil {
 		return nil, failed(ctx, op, i.id, "resolving the sandbox's daemon", err)
 	}
-	c := &pty.Client{URL: at.url, Header: at.header, Provider: providerName, SandboxID: i.id, Diagnose: i.verdict, RestartsEnded: true}
-	if rest, ok := strings.CutPrefix(at.url, "https://"); ok && !i.p.cfg.Connection.TLSVerify {
+	c, err := i.p.client(at)
+	if err != nil {
+		return nil, err
+	}
+	c.SandboxID, c.Diagnose, c.Timeout = i.id, i.verdict, orSeconds(i.p.cfg.Connection.RequestTimeoutS, 0)
+	return c, nil
+}
+
+// client is one of a daemon's sessions. Every socket has a connection of its own: servers
+// drop those that have carried other requests.
+func (p *Provider) client(at endpoint) (*pty.Client, error) {
+	c := &pty.Client{URL: at.url, Header: at.header, Provider: providerName, RestartsEnded: true}
+	if rest, ok := strings.CutPrefix(at.url, "https://"); ok && !p.cfg.Connection.TLSVerify {
 		u, err := url.Parse(at.url)
 		if err != nil {
-			return nil, core.Errorf(core.KindSandbox, op, "the daemon's address is no URL")
+			return nil, core.Errorf(core.KindSandbox, "pty", "the daemon's address is no URL")
 		}
 		host := u.Host
 		if u.Port() == "" {
 			host = net.JoinHostPort(u.Hostname(), "443")
 		}
-		d := &tls.Dialer{Config: tlsConfig(i.p.cfg.Connection)}
+		d := &tls.Dialer{Config: tlsConfig(p.cfg.Connection)}
 		c.URL = "http://" + rest // the connections that Dial makes are encrypted
 		c.Dial = func(ctx context.Context) (net.Conn, error) { return d.DialContext(ctx, "tcp", host) }
 	}

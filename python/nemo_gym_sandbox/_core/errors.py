@@ -38,7 +38,7 @@ _FILE: dict[str, type[BaseException]] = {
     "internal": SandboxFileError,
 }
 
-_PTY = frozenset(range(codec.PTY_OPEN, codec.PTY_CLOSE + 1))
+_PTY = frozenset(range(codec.PTY_OPEN, codec.PTY_DIAL + 1))
 """Operations on terminal sessions."""
 
 _NOT_ABOUT_CREATING = frozenset({"verification", "not_supported", "invalid", "unknown_key", "canceled", "closed"})
