@@ -9,19 +9,17 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nemo-gym/nemo_gym_sandbox/agent/internal/process"
 	"github.com/nemo-gym/nemo_gym_sandbox/agent/internal/pump"
 	"github.com/nemo-gym/nemo_gym_sandbox/agent/internal/wire"
 )
 
 const (
-	// maxArg is what the kernel takes as one argument (32 pages), with room for the end.
-	maxArg = 128<<10 - 64
 	// acceptAfter is when a command that still runs is announced: sooner would
 	// cost every short command a message.
 	acceptAfter = 100 * time.Millisecond
@@ -51,7 +49,7 @@ func (s *server) exec(o *operation) wire.Res {
 	if _, err := rand.Read(id); err != nil {
 		return wire.Res{Kind: wire.KindInternal, Error: err.Error()}
 	}
-	tag := execTag + "=" + hex.EncodeToString(id)
+	tag := process.ExecTag + "=" + hex.EncodeToString(id)
 	p, res := s.prepare(*e, tag)
 	if p == nil {
 		return res
@@ -62,7 +60,7 @@ func (s *server) exec(o *operation) wire.Res {
 		return wire.Res{Kind: wire.KindInternal, Error: "make the command's pipes: " + err.Error()}
 	}
 	oomBefore := s.oomKill.read()
-	pid, status, err := s.reap.start(p.path, p.argv, &p.attr)
+	pid, status, err := s.reap.Start(p.path, p.argv, &p.attr)
 	io.started()
 	if err != nil {
 		io.finish(o)
@@ -87,15 +85,15 @@ func (s *server) exec(o *operation) wire.Res {
 		res.Cancelled = true
 	}
 	if res.TimedOut || res.Cancelled {
-		t := tree{leader: pid, tag: []byte(tag), alone: e.Keep}
-		t.end(s.cfg.KillGrace)
+		t := process.Tree{Leader: pid, Tag: []byte(tag), Alone: e.Keep}
+		t.End(s.cfg.KillGrace)
 		select {
 		case ws = <-status:
-		case <-time.After(killTimeout):
+		case <-time.After(process.KillTimeout):
 			res.Message = "the process could not be killed"
 		}
 	}
-	res.Code = exitCode(ws)
+	res.Code = process.ExitCode(ws)
 	if res.Code == 128+int(unix.SIGKILL) && !res.TimedOut && !res.Cancelled {
 		res.OOM = s.oomKill.read() > oomBefore
 	}
@@ -125,20 +123,20 @@ func (s *server) prepare(e wire.Exec, tag string) (*prepared, wire.Res) {
 		}
 		e.Cwd = path.Join(base, e.Cwd)
 	}
-	who, err := s.users.resolve(e.User)
+	who, err := s.users.Resolve(e.User)
 	if err != nil {
 		return nil, wire.Res{Kind: wire.KindUser, Error: err.Error()}
 	}
 	if st, err := os.Stat(e.Cwd); err != nil {
-		return nil, wire.Res{Kind: wire.KindCwd, Error: fmt.Sprintf("the working directory %s does not exist in the sandbox (%v)", e.Cwd, reason(err))}
+		return nil, wire.Res{Kind: wire.KindCwd, Error: fmt.Sprintf("the working directory %s does not exist in the sandbox (%v)", e.Cwd, process.Reason(err))}
 	} else if !st.IsDir() {
 		return nil, wire.Res{Kind: wire.KindCwd, Error: fmt.Sprintf("the working directory %s is not a directory", e.Cwd)}
 	}
 	env := s.environ(who, e.Env, tag)
-	p := &prepared{attr: syscall.ProcAttr{Dir: e.Cwd, Env: env, Sys: &syscall.SysProcAttr{Setsid: true, Credential: who.cred}}}
+	p := &prepared{attr: syscall.ProcAttr{Dir: e.Cwd, Env: env, Sys: &syscall.SysProcAttr{Setsid: true, Credential: who.Cred}}}
 	if len(e.Argv) > 0 {
 		p.argv = e.Argv
-		found, err := lookPath(e.Argv[0], e.Cwd, lookupEnv(env, "PATH"))
+		found, err := process.LookPath(e.Argv[0], e.Cwd, process.LookupEnv(env, "PATH"))
 		if err != nil {
 			code := 127
 			if errors.Is(err, fs.ErrPermission) {
@@ -149,40 +147,20 @@ func (s *server) prepare(e wire.Exec, tag string) (*prepared, wire.Res) {
 		p.path = found
 		return p, wire.Res{}
 	}
-	sh, err := s.shell.find()
+	sh, err := s.shell.Find()
 	if err != nil {
 		return nil, wire.Res{Kind: wire.KindShell, Error: err.Error()}
 	}
 	p.path = sh
-	command := e.Command
-	if strings.HasPrefix(command, "-") || strings.HasPrefix(command, "+") {
-		command = " " + command // some shells would take it for an option even behind -c
-	}
-	if len(command) > maxArg {
-		// One argument can't be that long: the shell reads it from a file in memory instead.
-		f, err := memoryFile(command)
-		if err != nil {
-			return nil, wire.Res{Kind: wire.KindStart, Error: fmt.Sprintf("hold a command of %d bytes: %v", len(command), err)}
-		}
-		p.files = append(p.files, f)
-		command = ". /proc/self/fd/3"
-	}
-	p.argv = []string{filepath.Base(sh), "-c", command}
-	return p, wire.Res{}
-}
-
-// memoryFile holds a long command for the shell, which closes its descriptor first thing.
-func memoryFile(command string) (*os.File, error) {
-	fd, err := unix.MemfdCreate("command", unix.MFD_CLOEXEC)
+	arg, file, err := process.CommandArg(e.Command)
 	if err != nil {
-		return nil, err
+		return nil, wire.Res{Kind: wire.KindStart, Error: err.Error()}
 	}
-	f := os.NewFile(uintptr(fd), "command")
-	if _, err := f.WriteString("exec 3<&-; " + command + "\n"); err != nil {
-		_ = f.Close()
-		return nil, err
+	if file != nil {
+		p.files = append(p.files, file)
 	}
-	return f, nil
+	p.argv = []string{filepath.Base(sh), "-c", arg}
+	return p, wire.Res{}
 }
 
 // startError tells why a command could not be forked or executed.
@@ -206,14 +184,6 @@ func startError(e *wire.Exec, p *prepared, err error) wire.Res {
 	default:
 		return wire.Res{Kind: wire.KindStart, Error: fmt.Sprintf("start %s: %v", what, err)}
 	}
-}
-
-func reason(err error) error {
-	var pe *fs.PathError
-	if errors.As(err, &pe) {
-		return pe.Err
-	}
-	return err
 }
 
 // commandIO is a command's standard streams on the agent's side.

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nemo-gym/nemo_gym_sandbox/agent/internal/process"
 	"github.com/nemo-gym/nemo_gym_sandbox/agent/internal/pump"
 	"github.com/nemo-gym/nemo_gym_sandbox/agent/internal/wire"
 )
@@ -202,14 +203,14 @@ func (s *server) owner() (*ids, wire.Res) {
 	s.mu.Lock()
 	name := s.defaults.User
 	s.mu.Unlock()
-	who, err := s.users.resolve(name)
+	who, err := s.users.Resolve(name)
 	if err != nil {
 		return nil, wire.Res{Kind: wire.KindUser, Error: err.Error()}
 	}
-	if who.cred == nil {
+	if who.Cred == nil {
 		return nil, wire.Res{}
 	}
-	return &ids{who.cred.Uid, who.cred.Gid}, wire.Res{}
+	return &ids{who.Cred.Uid, who.Cred.Gid}, wire.Res{}
 }
 
 func (s *server) abs(p string) string {
@@ -268,7 +269,7 @@ func fileError(what, name string, err error) wire.Res {
 	if errors.Is(err, fs.ErrNotExist) {
 		kind = wire.KindNotFound
 	}
-	msg := fmt.Sprintf("%s %s: %v", what, name, reason(err))
+	msg := fmt.Sprintf("%s %s: %v", what, name, process.Reason(err))
 	if errors.Is(err, unix.ENOSPC) {
 		msg += "; a file that was there before is unchanged"
 	}

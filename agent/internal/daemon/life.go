@@ -4,11 +4,11 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nemo-gym/nemo_gym_sandbox/agent/internal/process"
 	"github.com/nemo-gym/nemo_gym_sandbox/agent/internal/wire"
 )
 
@@ -147,13 +147,13 @@ func (s *server) startEntrypoint() {
 	}
 	p.attr.Files = []uintptr{0, 1, 2}
 	p.attr.Sys.Setsid = true
-	_, status, err := s.reap.start(p.path, p.argv, &p.attr)
+	_, status, err := s.reap.Start(p.path, p.argv, &p.attr)
 	if err != nil {
 		fail(err)
 		return
 	}
 	go func() {
-		code := exitCode(<-status)
+		code := process.ExitCode(<-status)
 		s.life.end(fmt.Sprintf("its entrypoint ended with code %d", code), code)
 	}()
 }
@@ -161,10 +161,10 @@ func (s *server) startEntrypoint() {
 // killAll ends every descendant of an agent that is not process 1; for one that
 // is, the kernel does it.
 func (s *server) killAll() {
-	for deadline := time.Now().Add(killTimeout); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(process.KillTimeout); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		n := 0
 		for _, p := range s.descendants() {
-			_ = unix.Kill(p.pid, unix.SIGKILL)
+			_ = unix.Kill(p.PID, unix.SIGKILL)
 			n++
 		}
 		if n == 0 {
@@ -174,15 +174,15 @@ func (s *server) killAll() {
 }
 
 // descendants lists what lives below the agent.
-func (s *server) descendants() []process {
-	table := processTable()
+func (s *server) descendants() []process.Info {
+	table := process.Table()
 	in := map[int]bool{unix.Getpid(): true}
-	var out []process
+	var out []process.Info
 	for grew := true; grew; {
 		grew = false
 		for _, p := range table {
-			if in[p.ppid] && !in[p.pid] {
-				in[p.pid], grew = true, true
+			if in[p.PPID] && !in[p.PID] {
+				in[p.PID], grew = true, true
 				out = append(out, p)
 			}
 		}
@@ -200,8 +200,8 @@ func (s *server) freeze(stop bool) wire.Res {
 	for range 100 {
 		n := 0
 		for _, p := range s.inhabitants() {
-			if (p.state == 'T') != stop {
-				_ = unix.Kill(p.pid, sig)
+			if (p.State == 'T') != stop {
+				_ = unix.Kill(p.PID, sig)
 				n++
 			}
 		}
@@ -215,16 +215,9 @@ func (s *server) freeze(stop bool) wire.Res {
 
 // inhabitants are the processes of the sandbox: all there are for process 1 of
 // a namespace, else the agent's descendants.
-func (s *server) inhabitants() []process {
+func (s *server) inhabitants() []process.Info {
 	if unix.Getpid() == 1 {
-		return processTable()
+		return process.Table()
 	}
 	return s.descendants()
-}
-
-func exitCode(ws syscall.WaitStatus) int {
-	if ws.Signaled() {
-		return 128 + int(ws.Signal())
-	}
-	return ws.ExitStatus()
 }

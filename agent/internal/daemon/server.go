@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nemo-gym/nemo_gym_sandbox/agent/internal/process"
 	"github.com/nemo-gym/nemo_gym_sandbox/agent/internal/wire"
 )
 
@@ -29,9 +30,9 @@ type server struct {
 	cfg     wire.ServeConfig
 	base    []string // environment that every command starts from, without HOME
 	home    string   // HOME that every command gets, "" when it follows the user
-	users   *users
-	shell   *shell
-	reap    *reaper
+	users   *process.Users
+	shell   *process.Shell
+	reap    *process.Reaper
 	life    *life
 	oomKill *oomCounter
 
@@ -45,7 +46,7 @@ type server struct {
 
 // Run serves until the sandbox's end and gives the agent's exit code.
 func Run(cfg wire.ServeConfig) (int, error) {
-	closeInherited()
+	process.CloseInherited()
 	// A token read late, or a socket that commands could replace, would be
 	// theirs: both are settled before anything else runs.
 	var token []byte
@@ -84,13 +85,13 @@ func Run(cfg wire.ServeConfig) (int, error) {
 
 	s := &server{cfg: cfg, token: token, defaults: wire.Defaults{User: cfg.User, Workdir: cfg.Workdir}}
 	s.base, s.home = baseEnv(os.Environ(), cfg.KeepHome)
-	s.users = newUsers(cfg.SingleUser)
-	s.shell = &shell{configured: cfg.Shell, path: lookupEnv(s.base, "PATH")}
-	var oom *oomScore
+	s.users = process.NewUsers(cfg.SingleUser)
+	s.shell = &process.Shell{Configured: cfg.Shell, Path: process.LookupEnv(s.base, "PATH")}
+	var oom *process.OOMScore
 	if cfg.OOMScore {
-		oom = newOOMScore()
+		oom = process.NewOOMScore()
 	}
-	s.reap = newReaper(oom)
+	s.reap = process.NewReaper(oom)
 	s.oomKill = newOOMCounter()
 	s.life = newLife(cfg)
 	if cfg.Workdir != "" {
@@ -326,7 +327,7 @@ func (s *server) setDefaults(d *wire.Defaults) {
 // presence greets a client and stays until one of both leaves.
 func (s *server) presence(o *operation) wire.Res {
 	host, _ := os.Hostname()
-	sh, _ := s.shell.find()
+	sh, _ := s.shell.Find()
 	s.mu.Lock()
 	info := wire.Info{Version: wire.Version, PID: os.Getpid(), Hostname: host, Shell: sh, Defaults: s.defaults}
 	s.mu.Unlock()

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nemo-gym/nemo_gym_sandbox/agent/internal/process"
 	"github.com/nemo-gym/nemo_gym_sandbox/agent/internal/wire"
 	"github.com/nemo-gym/nemo_gym_sandbox/pty/ptyserver"
 )
@@ -91,13 +92,13 @@ func (st starter) Start(spec ptyserver.Spec, files [3]*os.File) (ptyserver.Proce
 	if _, err := rand.Read(id); err != nil {
 		return nil, err
 	}
-	tag := execTag + "=" + hex.EncodeToString(id)
+	tag := process.ExecTag + "=" + hex.EncodeToString(id)
 	e := wire.Exec{Command: spec.Command, Cwd: spec.Cwd, User: spec.User, Env: maps.Clone(spec.Env)}
 	if e.Env == nil {
 		e.Env = map[string]string{}
 	}
 	setDefault := func(name, value string) {
-		if _, given := e.Env[name]; !given && lookupEnv(s.base, name) == "" {
+		if _, given := e.Env[name]; !given && process.LookupEnv(s.base, name) == "" {
 			e.Env[name] = value
 		}
 	}
@@ -129,14 +130,14 @@ func (st starter) Start(spec ptyserver.Spec, files [3]*os.File) (ptyserver.Proce
 	for _, f := range p.files {
 		p.attr.Files = append(p.attr.Files, f.Fd())
 	}
-	pid, status, err := s.reap.start(p.path, p.argv, &p.attr)
+	pid, status, err := s.reap.Start(p.path, p.argv, &p.attr)
 	if err != nil {
 		res := startError(&e, p, err)
 		return nil, errors.New(strings.TrimSpace(res.Error + res.Message))
 	}
-	t := &terminal{s: s, tree: tree{leader: pid, tag: []byte(tag), hangup: true}, done: make(chan struct{})}
+	t := &terminal{s: s, tree: process.Tree{Leader: pid, Tag: []byte(tag), Hangup: true}, done: make(chan struct{})}
 	go func() {
-		t.code = exitCode(<-status)
+		t.code = process.ExitCode(<-status)
 		close(t.done)
 	}()
 	return t, nil
@@ -145,7 +146,7 @@ func (st starter) Start(spec ptyserver.Spec, files [3]*os.File) (ptyserver.Proce
 // interactive is the shell as it is run for somebody who types. It reads nobody's
 // start-up files, so that what a session shows does not depend on them.
 func (s *server) interactive() ([]string, error) {
-	sh, err := s.shell.find()
+	sh, err := s.shell.Find()
 	if err != nil {
 		return nil, err
 	}
@@ -158,7 +159,7 @@ func (s *server) interactive() ([]string, error) {
 // terminal is a session's process.
 type terminal struct {
 	s    *server
-	tree tree
+	tree process.Tree
 	done chan struct{}
 	code int // valid when done is closed
 }
@@ -172,11 +173,11 @@ func (t *terminal) Code() int { return t.code }
 // Signal implements ptyserver.Process.
 func (t *terminal) Signal(sig syscall.Signal) {
 	// A group that has just ended needs no signal.
-	_ = unix.Kill(-t.tree.leader, sig)
+	_ = unix.Kill(-t.tree.Leader, sig)
 }
 
 // End implements ptyserver.Process.
 func (t *terminal) End() {
-	t.tree.end(t.s.cfg.KillGrace)
+	t.tree.End(t.s.cfg.KillGrace)
 	<-t.done
 }

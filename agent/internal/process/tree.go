@@ -1,4 +1,4 @@
-package daemon
+package process
 
 import (
 	"bytes"
@@ -11,40 +11,40 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// execTag is the variable by which processes of one command are known, also
+// ExecTag is the variable by which processes of one command are known, also
 // after they left its session and lost their parents.
-const execTag = "NGS_EXEC_ID"
+const ExecTag = "NGS_EXEC_ID"
 
-// killTimeout bounds the ending of a tree; only a process stuck in the kernel outlives it.
-const killTimeout = 5 * time.Second
+// KillTimeout bounds the ending of a tree; only a process stuck in the kernel outlives it.
+const KillTimeout = 5 * time.Second
 
-// tree is what one command started.
-type tree struct {
-	leader int    // pid and session of the command
-	tag    []byte // "NGS_EXEC_ID=..." in its environment
-	alone  bool   // only the leader counts: what it started is to be left alone
-	hangup bool   // the leader may be an interactive shell, which ignores TERM but not the loss of its terminal
+// Tree is what one command started.
+type Tree struct {
+	Leader int    // pid and session of the command
+	Tag    []byte // "NGS_EXEC_ID=..." in its environment
+	Alone  bool   // only the leader counts: what it started is to be left alone
+	Hangup bool   // the leader may be an interactive shell, which ignores TERM but not the loss of its terminal
 
 	seen map[int]uint64 // by pid, when it began: what belonged to the tree while all its parents lived
 }
 
-// process is one line of the process table.
-type process struct {
-	pid, ppid, sid int
-	state          byte
+// Info is one line of the process table.
+type Info struct {
+	PID, PPID, SID int
+	State          byte
 	start          uint64
 }
 
-// end asks the tree to end, gives it the grace, then kills what is left,
+// End asks the tree to end, gives it the grace, then kills what is left,
 // again and again until a look finds nothing. It reports whether that was reached in time.
-func (t *tree) end(grace time.Duration) bool {
-	deadline := time.Now().Add(grace + killTimeout)
+func (t *Tree) End(grace time.Duration) bool {
+	deadline := time.Now().Add(grace + KillTimeout)
 	members := t.members(nil)
 	t.seen = map[int]uint64{}
 	for _, p := range members {
-		t.seen[p.pid] = p.start
+		t.seen[p.PID] = p.start
 	}
-	if t.hangup {
+	if t.Hangup {
 		signalAll(members, unix.SIGHUP)
 	}
 	signalAll(members, unix.SIGTERM)
@@ -60,9 +60,9 @@ func (t *tree) end(grace time.Duration) bool {
 		for {
 			fresh := 0
 			for _, p := range t.members(frozen) {
-				if frozen[p.pid] != p.start {
-					frozen[p.pid] = p.start
-					_ = unix.Kill(p.pid, unix.SIGSTOP)
+				if frozen[p.PID] != p.start {
+					frozen[p.PID] = p.start
+					_ = unix.Kill(p.PID, unix.SIGSTOP)
 					fresh++
 				}
 			}
@@ -91,29 +91,29 @@ func (t *tree) end(grace time.Duration) bool {
 
 // members lists the tree's living processes. known are pids that belong to it
 // whatever their environment says now.
-func (t *tree) members(known map[int]uint64) []process {
-	table := processTable()
+func (t *Tree) members(known map[int]uint64) []Info {
+	table := Table()
 	in := map[int]bool{}
 	for _, p := range table {
 		switch {
-		case p.pid == t.leader || p.start != 0 && (known[p.pid] == p.start || t.seen[p.pid] == p.start):
-			in[p.pid] = true
-		case t.alone:
-		case p.sid == t.leader, t.tagged(p.pid):
-			in[p.pid] = true
+		case p.PID == t.Leader || p.start != 0 && (known[p.PID] == p.start || t.seen[p.PID] == p.start):
+			in[p.PID] = true
+		case t.Alone:
+		case p.SID == t.Leader, t.tagged(p.PID):
+			in[p.PID] = true
 		}
 	}
-	for grew := !t.alone; grew; {
+	for grew := !t.Alone; grew; {
 		grew = false
 		for _, p := range table {
-			if in[p.ppid] && !in[p.pid] {
-				in[p.pid], grew = true, true
+			if in[p.PPID] && !in[p.PID] {
+				in[p.PID], grew = true, true
 			}
 		}
 	}
-	var out []process
+	var out []Info
 	for _, p := range table {
-		if in[p.pid] {
+		if in[p.PID] {
 			out = append(out, p)
 		}
 	}
@@ -121,18 +121,18 @@ func (t *tree) members(known map[int]uint64) []process {
 }
 
 // tagged looks for the command's tag in a process's environment.
-func (t *tree) tagged(pid int) bool {
-	return len(t.tag) > 0 && bytes.Contains(environ(pid), t.tag)
+func (t *Tree) tagged(pid int) bool {
+	return len(t.Tag) > 0 && bytes.Contains(environ(pid), t.Tag)
 }
 
-func signalAll(ps []process, sig unix.Signal) {
+func signalAll(ps []Info, sig unix.Signal) {
 	for _, p := range ps {
-		_ = unix.Kill(p.pid, sig)
+		_ = unix.Kill(p.PID, sig)
 	}
 }
 
-// processTable reads all processes but this one and those that have ended.
-func processTable() []process {
+// Table reads all processes but this one and those that have ended.
+func Table() []Info {
 	dir, err := os.Open("/proc")
 	if err != nil {
 		return nil
@@ -140,7 +140,7 @@ func processTable() []process {
 	defer dir.Close()
 	names, _ := dir.Readdirnames(-1)
 	self := os.Getpid()
-	var out []process
+	var out []Info
 	for _, name := range names {
 		pid, err := strconv.Atoi(name)
 		if err != nil || pid == self {
@@ -159,9 +159,9 @@ func processTable() []process {
 		if len(f) < 20 || f[0] == "Z" || f[0] == "X" {
 			continue
 		}
-		p := process{pid: pid, state: f[0][0]}
-		p.ppid, _ = strconv.Atoi(f[1])
-		p.sid, _ = strconv.Atoi(f[3])
+		p := Info{PID: pid, State: f[0][0]}
+		p.PPID, _ = strconv.Atoi(f[1])
+		p.SID, _ = strconv.Atoi(f[3])
 		p.start, _ = strconv.ParseUint(f[19], 10, 64)
 		out = append(out, p)
 	}

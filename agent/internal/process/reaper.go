@@ -1,4 +1,4 @@
-package daemon
+package process
 
 import (
 	"errors"
@@ -10,26 +10,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reaper starts processes and collects every child of the agent: those it
+// Reaper starts processes and collects every child of the agent: those it
 // started and the orphans that the kernel gave it. It alone calls wait.
-type reaper struct {
+type Reaper struct {
 	// mu is held while a process is started, so that one that ends at once is
 	// known before its end is looked up.
 	mu      sync.Mutex
 	waiting map[int]chan syscall.WaitStatus
-	oom     *oomScore // nil when commands keep the agent's score
+	oom     *OOMScore // nil when commands keep the agent's score
+	each    bool      // only what it started is waited for
 
 	started chan struct{} // there may be children again
 }
 
-func newReaper(oom *oomScore) *reaper {
-	r := &reaper{waiting: map[int]chan syscall.WaitStatus{}, oom: oom, started: make(chan struct{}, 1)}
+// NewReaper collects every child of this process for as long as the process runs. oom may be nil.
+func NewReaper(oom *OOMScore) *Reaper {
+	r := &Reaper{waiting: map[int]chan syscall.WaitStatus{}, oom: oom, started: make(chan struct{}, 1)}
 	go r.loop()
 	return r
 }
 
-// start forks and executes a program. The channel gives its status once.
-func (r *reaper) start(path string, argv []string, attr *syscall.ProcAttr) (int, <-chan syscall.WaitStatus, error) {
+// NewWaiter makes a reaper that collects what it started and nothing else: for
+// a process that has children of its own.
+func NewWaiter() *Reaper { return &Reaper{waiting: map[int]chan syscall.WaitStatus{}, each: true} }
+
+// Start forks and executes a program. The channel gives its status once.
+func (r *Reaper) Start(path string, argv []string, attr *syscall.ProcAttr) (int, <-chan syscall.WaitStatus, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	restore := r.oom.forCommand()
@@ -39,6 +45,18 @@ func (r *reaper) start(path string, argv []string, attr *syscall.ProcAttr) (int,
 		return 0, nil, err
 	}
 	ch := make(chan syscall.WaitStatus, 1)
+	if r.each {
+		go func() {
+			var ws syscall.WaitStatus
+			for {
+				if _, err := syscall.Wait4(pid, &ws, 0, nil); !errors.Is(err, unix.EINTR) {
+					break
+				}
+			}
+			ch <- ws
+		}()
+		return pid, ch, nil
+	}
 	r.waiting[pid] = ch
 	select {
 	case r.started <- struct{}{}:
@@ -48,7 +66,7 @@ func (r *reaper) start(path string, argv []string, attr *syscall.ProcAttr) (int,
 }
 
 // loop runs for as long as the agent does.
-func (r *reaper) loop() {
+func (r *Reaper) loop() {
 	// Without children wait fails at once; an orphan can still arrive from a
 	// process that entered the sandbox from outside, which only its SIGCHLD tells.
 	sigchld := make(chan os.Signal, 1)
@@ -75,16 +93,16 @@ func (r *reaper) loop() {
 	}
 }
 
-// oomScore lets commands be better victims of the kernel's out-of-memory
+// OOMScore lets commands be better victims of the kernel's out-of-memory
 // killer than the agent. The score is a process's own and inherited, so the
 // agent wears the command's score for the moment of the fork.
-type oomScore struct {
+type OOMScore struct {
 	f   *os.File
 	own []byte
 }
 
-// newOOMScore reads the agent's own score; nil when it can't be changed.
-func newOOMScore() *oomScore {
+// NewOOMScore reads the agent's own score; nil when it can't be changed.
+func NewOOMScore() *OOMScore {
 	const path = "/proc/self/oom_score_adj"
 	own, err := os.ReadFile(path)
 	if err != nil || len(own) == 0 || own[0] != '-' {
@@ -94,10 +112,10 @@ func newOOMScore() *oomScore {
 	if err != nil {
 		return nil
 	}
-	return &oomScore{f: f, own: own}
+	return &OOMScore{f: f, own: own}
 }
 
-func (o *oomScore) forCommand() (restore func()) {
+func (o *OOMScore) forCommand() (restore func()) {
 	if o == nil {
 		return func() {}
 	}

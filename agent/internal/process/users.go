@@ -1,4 +1,4 @@
-package daemon
+package process
 
 import (
 	"fmt"
@@ -10,20 +10,20 @@ import (
 	"github.com/moby/sys/user"
 )
 
-// identity is whom a command runs as.
-type identity struct {
-	cred *syscall.Credential // nil: as the agent
-	home string
+// Identity is whom a command runs as.
+type Identity struct {
+	Cred *syscall.Credential // nil: as the agent
+	Home string
 }
 
-// users resolves names and ids by the sandbox's own passwd and group files.
-type users struct {
+// Users resolves names and ids by the sandbox's own passwd and group files.
+type Users struct {
 	single bool
 	self   user.ExecUser
 
 	mu    sync.Mutex
 	stamp string // of the files when the cache was filled
-	cache map[string]identity
+	cache map[string]Identity
 }
 
 const (
@@ -31,17 +31,18 @@ const (
 	groupFile  = "/etc/group"
 )
 
-func newUsers(single bool) *users {
-	return &users{single: single, self: user.ExecUser{Uid: os.Getuid(), Gid: os.Getgid()}}
+// NewUsers resolves; single: everybody is whom this process runs as, and nobody else can be asked for.
+func NewUsers(single bool) *Users {
+	return &Users{single: single, self: user.ExecUser{Uid: os.Getuid(), Gid: os.Getgid()}}
 }
 
-// resolve finds who "name", "uid", "name:group" or "uid:gid" is; "" is the
+// Resolve finds who "name", "uid", "name:group" or "uid:gid" is; "" is the
 // agent's own user. An id without an entry is allowed, a name without one is an error.
-func (u *users) resolve(who string) (identity, error) {
+func (u *Users) Resolve(who string) (Identity, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if s := stamp(passwdFile) + stamp(groupFile); s != u.stamp || u.cache == nil {
-		u.stamp, u.cache = s, map[string]identity{}
+		u.stamp, u.cache = s, map[string]Identity{}
 	}
 	if id, ok := u.cache[who]; ok {
 		return id, nil
@@ -53,37 +54,37 @@ func (u *users) resolve(who string) (identity, error) {
 	return id, err
 }
 
-func (u *users) lookup(who string) (identity, error) {
+func (u *Users) lookup(who string) (Identity, error) {
 	spec := who
 	if spec == "" {
 		spec = fmt.Sprint(u.self.Uid)
 	}
 	if strings.HasPrefix(spec, "-") {
-		return identity{}, fmt.Errorf("user %q is not a user name or id", who)
+		return Identity{}, fmt.Errorf("user %q is not a user name or id", who)
 	}
 	eu, err := user.GetExecUserPath(spec, &user.ExecUser{Home: "/"}, passwdFile, groupFile)
 	if err != nil {
-		return identity{}, fmt.Errorf("user %q is not known in the sandbox: %w; give a name from its %s or a numeric id", who, err, passwdFile)
+		return Identity{}, fmt.Errorf("user %q is not known in the sandbox: %w; give a name from its %s or a numeric id", who, err, passwdFile)
 	}
-	id := identity{home: eu.Home}
-	if id.home == "" {
-		id.home = "/"
+	id := Identity{Home: eu.Home}
+	if id.Home == "" {
+		id.Home = "/"
 	}
 	if who == "" {
 		return id, nil
 	}
 	if u.single {
 		if eu.Uid != u.self.Uid {
-			return identity{}, fmt.Errorf("this sandbox cannot run commands as another user (asked for %q, it runs as uid %d)", who, u.self.Uid)
+			return Identity{}, fmt.Errorf("this sandbox cannot run commands as another user (asked for %q, it runs as uid %d)", who, u.self.Uid)
 		}
 		return id, nil
 	}
 	// The primary group is among the supplementary ones, as container engines have it: a file
 	// that is closed to a group stays closed to a process that changes its primary group.
-	id.cred = &syscall.Credential{Uid: uint32(eu.Uid), Gid: uint32(eu.Gid), Groups: []uint32{uint32(eu.Gid)}}
+	id.Cred = &syscall.Credential{Uid: uint32(eu.Uid), Gid: uint32(eu.Gid), Groups: []uint32{uint32(eu.Gid)}}
 	for _, g := range eu.Sgids {
 		if g != eu.Gid {
-			id.cred.Groups = append(id.cred.Groups, uint32(g))
+			id.Cred.Groups = append(id.Cred.Groups, uint32(g))
 		}
 	}
 	return id, nil

@@ -1,4 +1,4 @@
-package daemon
+package process
 
 import (
 	"os"
@@ -7,10 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// closeInherited closes the descriptors that whoever started the agent let slip
+// CloseInherited closes the descriptors that whoever started the agent let slip
 // through: commands would get them, and pipes among them would never end. This
 // process's own are all marked to close on exec, so an unmarked one is inherited.
-func closeInherited() {
+func CloseInherited() {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		return // no /proc: then there is nothing to find them by
