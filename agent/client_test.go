@@ -425,6 +425,21 @@ func TestManyFilesAreWrittenInOneOperation(t *testing.T) {
 	})
 }
 
+func TestFilesThatAreWrittenFollowLinksAndKeepTheRestOfTheRules(t *testing.T) {
+	each(t, func(t *testing.T, r *rig) {
+		r.sh("ln -s later dangling; echo old > there; chmod 600 there; ln -s there link")
+		require.NoError(t, r.WriteFiles(context.Background(), []core.File{
+			{Path: "dangling", Content: "1"}, {Path: "link", Content: "2"},
+		}))
+		_, out := r.sh("cat later there; readlink dangling link; stat -c %a later there; ls -A | grep -c ngs-upload")
+		assert.Equal(t, "12later\nthere\n644\n644\n0\n", out.out)
+		err := r.WriteFiles(context.Background(), []core.File{{Path: "/", Content: "x"}})
+		assert.ErrorContains(t, err, "directory")
+		err = r.WriteFiles(context.Background(), []core.File{{Path: "file", Content: "x"}, {Path: "file/below", Content: "y"}})
+		assert.ErrorContains(t, err, "file/below")
+	})
+}
+
 func TestFailedTransfersLeaveNothing(t *testing.T) {
 	each(t, func(t *testing.T, r *rig) {
 		dir := t.TempDir()

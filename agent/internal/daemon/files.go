@@ -37,18 +37,47 @@ func (s *server) upload(o *operation) wire.Res {
 	return s.place(*f, src)
 }
 
-// write writes several files, whose bytes follow one another.
+// write writes several files, whose bytes follow one another. One that is not there yet is
+// written in place: it is half as dear, and a sandbox that is just starting has no readers.
 func (s *server) write(o *operation) wire.Res {
 	src := &frameReader{o: o}
 	var total int64
 	for _, f := range o.req.Files {
-		res := s.place(f, io.LimitReader(src, f.Size))
+		content := io.LimitReader(src, f.Size)
+		res, done := s.create(f, content)
+		if !done {
+			res = s.place(f, content)
+		}
 		if res.Error != "" {
 			return res
 		}
 		total += res.Size
 	}
 	return wire.Res{Size: total}
+}
+
+// create writes a file under a name that is free. It is not done, and no byte is taken,
+// when the name is taken or can't be made without a closer look.
+func (s *server) create(f wire.File, src io.Reader) (res wire.Res, done bool) {
+	if f.Path == "" {
+		return wire.Res{}, false
+	}
+	owner, res := s.owner()
+	if res.Error != "" {
+		return res, true
+	}
+	target := s.abs(f.Path)
+	mode := fs.FileMode(f.Mode) & fs.ModePerm
+	dst, err := os.OpenFile(target, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, mode)
+	if err != nil {
+		return wire.Res{}, false
+	}
+	n, err := fill(dst, src, f, owner)
+	if err != nil {
+		_ = os.Remove(target)
+		return fileError("upload to", f.Path, err), true
+	}
+	return wire.Res{Size: n}, true
 }
 
 // place writes one file so that it is there whole or not at all: a temporary
@@ -80,34 +109,41 @@ func (s *server) place(f wire.File, src io.Reader) wire.Res {
 	if err != nil {
 		return fileError("upload to", f.Path, err)
 	}
-	keep := false
-	defer func() {
-		_ = dst.Close()
-		if !keep {
-			_ = os.Remove(tmp)
-		}
-	}()
-	n, err := io.Copy(dst, src)
-	if err == nil && n != f.Size {
-		err = fmt.Errorf("%d of %d bytes arrived", n, f.Size)
-	}
-	if err == nil && owner != nil {
-		err = dst.Chown(int(owner.uid), int(owner.gid))
-	}
-	if err == nil {
-		err = dst.Chmod(fs.FileMode(f.Mode) & fs.ModePerm)
-	}
-	if err == nil {
-		err = dst.Close() // where a full disk or a network file system tells it last
-	}
+	n, err := fill(dst, src, f, owner)
 	if err == nil {
 		err = os.Rename(tmp, target)
 	}
 	if err != nil {
+		_ = os.Remove(tmp)
 		return fileError("upload to", f.Path, err)
 	}
-	keep = true
 	return wire.Res{Size: n}
+}
+
+// fill writes an upload's bytes to its new file, gives that its owner and mode, and closes it.
+func fill(dst *os.File, src io.Reader, f wire.File, owner *ids) (int64, error) {
+	defer dst.Close()
+	n, err := io.Copy(dst, src)
+	if err != nil {
+		return n, err
+	}
+	if n != f.Size {
+		return n, fmt.Errorf("%d of %d bytes arrived", n, f.Size)
+	}
+	if owner != nil {
+		if err := dst.Chown(int(owner.uid), int(owner.gid)); err != nil {
+			return n, err
+		}
+	}
+	mode := fs.FileMode(f.Mode) & fs.ModePerm
+	st, err := dst.Stat()
+	if err == nil && st.Mode().Perm() != mode { // to look is cheaper than to set
+		err = dst.Chmod(mode)
+	}
+	if err != nil {
+		return n, err
+	}
+	return n, dst.Close() // where a full disk or a network file system tells it last
 }
 
 // frameReader reads a client's bytes from its frames; an empty frame is their end.
