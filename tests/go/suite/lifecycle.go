@@ -85,7 +85,7 @@ var lifecycleCases = []testCase{
 		}
 		select {
 		case r := <-done:
-			if r.ErrorType != core.ErrorTypeSandbox || r.ExitCode != core.NoExitCode || r.Reason == "" || r.stdout != "begun\n" {
+			if r.ErrorType != core.ErrorTypeSandbox || r.ExitCode != core.NoExitCode || r.Reason == "" || !r.printed("begun\n", "") {
 				t.Errorf("got %s", r)
 			}
 		case <-time.After(b.cfg.deadline()):
@@ -196,7 +196,7 @@ var lifecycleCases = []testCase{
 		b.start(t)
 		m := marker()
 		r := b.run(t, core.ExecRequest{Command: "echo begun; sleep " + m, Timeout: 3 * b.cfg.deadline()})
-		if r.ErrorType != core.ErrorTypeSandbox || r.Reason == "" || r.stdout != "begun\n" {
+		if r.ErrorType != core.ErrorTypeSandbox || r.Reason == "" || !r.printed("begun\n", "") {
 			t.Errorf("got %s", r)
 		}
 		b.wait(t, "the status is stopped", func() bool {

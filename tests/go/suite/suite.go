@@ -11,6 +11,7 @@ package suite
 
 import (
 	"context"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -44,6 +45,11 @@ type Config struct {
 	NoBackPressure bool
 	// TextOnly: commands and values are text; bytes that are no UTF-8 do not arrive as they are.
 	TextOnly bool
+	// AsLines: output is told line by line. How lines ended, and whether the last one did, is not told; stderr gets
+	// a line more when the code is not 0.
+	AsLines bool
+	// Merged: stdout holds what was written to stderr too, and stderr holds what the backend says.
+	Merged bool
 	// NoTreeKill: on timeout and cancel only the command itself is sure to end, not what has left its session.
 	NoTreeKill bool
 	// NoSignalCodes: death by a signal is not always told as 128 and its number.
@@ -181,6 +187,7 @@ func (b *box) close(t testing.TB) {
 // result is a command's outcome with its output.
 type result struct {
 	core.ExecResult
+	cfg            Config
 	stdout, stderr string
 	took           time.Duration
 }
@@ -203,7 +210,7 @@ func (b *box) try(ctx context.Context, req core.ExecRequest) (result, error) {
 	defer c.Close()
 	began := time.Now()
 	res, err := b.sb.Exec(ctx, req, c)
-	return result{res, c.Output(core.Stdout).String(), c.Output(core.Stderr).String(), time.Since(began)}, err
+	return result{res, b.cfg, c.Output(core.Stdout).String(), c.Output(core.Stderr).String(), time.Since(began)}, err
 }
 
 // sh runs a command line.
@@ -237,9 +244,30 @@ func (r result) wantTimeout(t testing.TB) {
 func (r result) wantStdout(t testing.TB, want string) {
 	t.Helper()
 	r.wantCode(t, 0)
-	if r.stdout != want {
+	if want = r.cfg.told(want); r.stdout != want {
 		t.Fatalf("stdout is %s, want %s", short(r.stdout), short(want))
 	}
+}
+
+// printed tells whether the output is what a command wrote first to stdout and then to stderr, as far as the backend tells.
+func (r result) printed(stdout, stderr string) bool {
+	if r.cfg.Merged {
+		return r.stdout == stdout+stderr
+	}
+	got := r.stderr
+	if r.cfg.AsLines && r.ExitCode != 0 {
+		// The line more, which stands alone or behind others.
+		got = got[:max(strings.LastIndexByte(got, '\n'), 0)]
+	}
+	return r.stdout == r.cfg.told(stdout) && got == r.cfg.told(stderr)
+}
+
+// told is what of an output the backend tells.
+func (c Config) told(output string) string {
+	if !c.AsLines {
+		return output
+	}
+	return strings.TrimSuffix(strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(output), "\n")
 }
 
 // markers are numbers that no other process of the machine sleeps for.

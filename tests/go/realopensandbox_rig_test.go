@@ -1,0 +1,98 @@
+package tests
+
+import (
+	"bufio"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/nemo-gym/nemo_gym_sandbox/core"
+	"github.com/nemo-gym/nemo_gym_sandbox/providers/opensandbox"
+)
+
+// publicServer is the public OpenSandbox server with our daemon in its sandboxes.
+type publicServer struct {
+	URL        string `json:"url"`
+	Key        string `json:"api_key"`
+	Image      string `json:"image"`
+	SmallImage string `json:"small_image"`
+	Volumes    string `json:"volumes"`
+	Mark       string `json:"mark"`
+}
+
+// startPublicServer runs the server until the test ends. It ends with this process too, however that goes.
+func startPublicServer(t *testing.T) *publicServer {
+	t.Helper()
+	root, err := filepath.Abs("../..")
+	require.NoError(t, err)
+	cmd := exec.Command(harnessPython(root), filepath.Join(root, "tests/testenv/opensandbox/serve.py"))
+	cmd.Stderr = os.Stderr
+	hold, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	told, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = hold.Close()
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("the server's harness: %v", err)
+		}
+	})
+	line, err := bufio.NewReader(told).ReadBytes('\n')
+	require.NoError(t, err, "the harness has told why on stderr")
+	s := &publicServer{}
+	require.NoError(t, json.Unmarshal(line, s))
+	return s
+}
+
+// harnessPython is the interpreter of the development environment where there is one.
+func harnessPython(root string) string {
+	own := filepath.Join(root, ".venv/bin/python")
+	if _, err := os.Stat(own); err == nil {
+		return own
+	}
+	return "python3"
+}
+
+// provider makes a provider on the server. It is the caller's to close.
+func (s *publicServer) provider(t testing.TB, proxied bool, blocks settings) core.Provider {
+	t.Helper()
+	all := settings{
+		"connection": settings{"domain": s.URL, "api_key": s.Key, "use_server_proxy": proxied},
+		"create":     settings{"connect_poll_s": 0.05},
+	}
+	for name, block := range blocks {
+		all[name] = block
+	}
+	raw, err := json.Marshal(all)
+	require.NoError(t, err)
+	p, err := opensandbox.New(raw)
+	require.NoError(t, err)
+	return p
+}
+
+// containers lists the server's sandboxes as the engine knows them.
+func (s *publicServer) containers(t testing.TB) []string {
+	t.Helper()
+	listed, err := exec.Command("docker", "ps", "-aq", "--no-trunc", "--filter", "label=opensandbox.io/id").Output()
+	require.NoError(t, err)
+	var found []string
+	for _, id := range strings.Fields(string(listed)) {
+		shown, err := exec.Command("docker", "inspect", "--format", `{{range .Config.Env}}{{println .}}{{end}}`, id).Output()
+		// One that has gone meanwhile is not there.
+		if err == nil && slices.Contains(strings.Split(string(shown), "\n"), s.Mark) {
+			found = append(found, id)
+		}
+	}
+	return found
+}
+
+// publicSoon bounds what takes a moment: each start is a container's.
+const publicSoon = 60 * time.Second
