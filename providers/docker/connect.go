@@ -96,6 +96,17 @@ func findTarget(c connectionConfig, getenv func(string) string) (target, error) 
 	return t, t.setDial(tlsConfig)
 }
 
+// withoutSecrets takes a password out of an address, also out of one that can't be parsed.
+func withoutSecrets(host string) string {
+	scheme, rest, _ := strings.Cut(host, "://")
+	at := strings.LastIndexByte(rest, '@')
+	if at < 0 {
+		return host
+	}
+	user, _, _ := strings.Cut(rest[:at], ":")
+	return scheme + "://" + user + rest[at:]
+}
+
 func firstOf(values ...string) string {
 	for _, v := range values {
 		if v != "" {
@@ -109,8 +120,12 @@ func firstOf(values ...string) string {
 // hijacked streams and plain requests take the same way, and both end with their context.
 func (t *target) setDial(tlsConfig *tls.Config) error {
 	helper, err := connhelper.GetConnectionHelper(t.host)
+	var inURL *url.Error
+	if errors.As(err, &inURL) { // its text repeats the address, with a password that is in it
+		err = errors.New("it is not a URL")
+	}
 	if err != nil {
-		return fmt.Errorf("docker host %q (from %s): %w", t.host, t.origin, err)
+		return fmt.Errorf("docker host %q (from %s): %w", withoutSecrets(t.host), t.origin, err)
 	}
 	if helper != nil {
 		t.url = helper.Host
@@ -122,7 +137,7 @@ func (t *target) setDial(tlsConfig *tls.Config) error {
 	}
 	proto, addr, ok := strings.Cut(t.host, "://")
 	if !ok || addr == "" {
-		return fmt.Errorf("docker host %q (from %s) is no address; write unix:///path, tcp://host:port or ssh://user@host", t.host, t.origin)
+		return fmt.Errorf("docker host %q (from %s) is no address; write unix:///path, tcp://host:port or ssh://user@host", withoutSecrets(t.host), t.origin)
 	}
 	dialer := &net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}
 	t.url = t.host
@@ -132,7 +147,7 @@ func (t *target) setDial(tlsConfig *tls.Config) error {
 	case "tcp", "http", "https":
 		u, err := url.Parse("tcp://" + addr)
 		if err != nil || u.Host == "" {
-			return fmt.Errorf("docker host %q (from %s) is no address; write tcp://host:port", t.host, t.origin)
+			return fmt.Errorf("docker host %q (from %s) is no address; write tcp://host:port", withoutSecrets(t.host), t.origin)
 		}
 		t.url = "tcp://" + addr
 		hostPort := u.Host
@@ -153,7 +168,7 @@ func (t *target) setDial(tlsConfig *tls.Config) error {
 		secure := &tls.Dialer{NetDialer: dialer, Config: tlsConfig}
 		t.dial = func(ctx context.Context) (net.Conn, error) { return secure.DialContext(ctx, "tcp", hostPort) }
 	default:
-		return fmt.Errorf("docker host %q (from %s): the scheme %q is not supported; use unix, tcp or ssh", t.host, t.origin, proto)
+		return fmt.Errorf("docker host %q (from %s): the scheme %q is not supported; use unix, tcp or ssh", withoutSecrets(t.host), t.origin, proto)
 	}
 	return nil
 }
@@ -240,12 +255,12 @@ func (t *target) explain(ctx context.Context, cause error) error {
 	conn, err := t.dial(ctx)
 	if err == nil {
 		_ = conn.Close()
-		return fmt.Errorf("the Docker engine at %s (from %s) broke the connection: %w", t.host, t.origin, cause)
+		return fmt.Errorf("the Docker engine at %s (from %s) broke the connection: %w", withoutSecrets(t.host), t.origin, cause)
 	}
-	what := fmt.Sprintf("no Docker engine at %s (from %s)", t.host, t.origin)
+	what := fmt.Sprintf("no Docker engine at %s (from %s)", withoutSecrets(t.host), t.origin)
 	switch {
 	case errors.Is(err, os.ErrPermission):
-		return fmt.Errorf("permission denied on the Docker engine's socket %s (from %s): let this user into the group that owns it, or set DOCKER_HOST to an engine of your own: %w", t.host, t.origin, err)
+		return fmt.Errorf("permission denied on the Docker engine's socket %s (from %s): let this user into the group that owns it, or set DOCKER_HOST to an engine of your own: %w", withoutSecrets(t.host), t.origin, err)
 	case errors.Is(err, os.ErrNotExist):
 		return fmt.Errorf("%s: the socket does not exist; start Docker, or set DOCKER_HOST or connection.host: %w", what, err)
 	default:

@@ -3,6 +3,7 @@ package docker
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -76,6 +77,20 @@ func TestUnreachableEngineIsExplained(t *testing.T) {
 		assert.ErrorContains(t, err, want)
 		assert.ErrorContains(t, err, "connection.host")
 		require.NoError(t, p.Close(t.Context()))
+	}
+}
+
+func TestAPasswordInTheHostIsNotRepeated(t *testing.T) {
+	for _, host := range []string{
+		"tcp://me:hunter2@127.0.0.1:9", "http://:hunter2@127.0.0.1:9", "tcp://me:hunter2@bad host", "ftp://me:hunter2@127.0.0.1",
+		"ssh://me:hunter2@127.0.0.1", "tcp://me:hun%ter2@127.0.0.1", "tcp://me:hunter2/@127.0.0.1:9", "tcp://me:hunter2@",
+	} {
+		got, err := findTarget(connectionConfig{Host: host, ConfigDir: t.TempDir()}, func(string) string { return "" })
+		if err == nil {
+			err = got.explain(t.Context(), errors.New("no"))
+		}
+		assert.Error(t, err, host)
+		assert.NotRegexp(t, "hun.*ter2", err.Error(), host)
 	}
 }
 

@@ -75,7 +75,7 @@ func newProvider(raw json.RawMessage) (*Provider, error) {
 		return nil, &core.Error{Kind: core.KindInvalid, Provider: providerName, Err: err}
 	}
 	if p.engine, err = newEngine(p.target); err != nil {
-		return nil, &core.Error{Kind: core.KindInvalid, Provider: providerName, Err: fmt.Errorf("docker host %q: %w", p.target.host, err)}
+		return nil, &core.Error{Kind: core.KindInvalid, Provider: providerName, Err: fmt.Errorf("docker host %q: %w", withoutSecrets(p.target.host), err)}
 	}
 	p.way = p.ways()[0]
 	switch {
@@ -143,7 +143,7 @@ func (p *Provider) engineVersion(ctx context.Context) (engineVersion, error) {
 		v, err := p.engine.Version(ctx)
 		switch {
 		case errors.Is(err, context.DeadlineExceeded):
-			return v, fmt.Errorf("the Docker engine at %s (from %s) does not answer (waited %gs): is it overloaded or hanging? try docker info", p.target.host, p.target.origin, versionTimeout.Seconds())
+			return v, fmt.Errorf("the Docker engine at %s (from %s) does not answer (waited %gs): is it overloaded or hanging? try docker info", withoutSecrets(p.target.host), p.target.origin, versionTimeout.Seconds())
 		case err != nil:
 			return v, p.explained(ctx, err)
 		}

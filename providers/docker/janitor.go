@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"net/url"
 	"os"
 	"strconv"
 	"strings"
@@ -18,18 +17,6 @@ import (
 
 // Location implements core.Located.
 func (p *Provider) Location() string { return withoutSecrets(p.target.host) }
-
-// withoutSecrets takes a password out of an address.
-func withoutSecrets(host string) string {
-	u, err := url.Parse(host)
-	if err != nil || u.User == nil {
-		return host
-	}
-	if _, secret := u.User.Password(); secret {
-		u.User = url.User(u.User.Username())
-	}
-	return u.String()
-}
 
 // makingGrace is for how long a folder whose owner can't be seen is taken for that of a sandbox which is being made.
 const makingGrace = time.Minute
