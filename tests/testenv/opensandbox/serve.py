@@ -140,31 +140,35 @@ def is_gone(name: str) -> bool:
     return not pid.isdecimal() or started(int(pid)) != began
 
 
-def sandboxes(of: str | None = None) -> list[str]:
-    """The containers of one owner, or of all owners that are gone."""
+def marked(of: str | None, kind: str, names: list[str]) -> list[str]:
+    """Which of these containers or images belong to one owner, or with None to owners that are gone."""
     found: list[str] = []
-    listed = run("docker", "ps", "-aq", "--no-trunc", "--filter", "label=opensandbox.io/id").split()
-    for container in listed:
-        inspect = ["docker", "inspect", "--format", "{{json .Config.Env}}", container]
+    for name in names:
+        inspect = ["docker", kind, "inspect", "--format", "{{json .Config.Env}}", name]
         shown = subprocess.run(inspect, capture_output=True, text=True, check=False)
         if shown.returncode != 0:  # it has gone meanwhile
             continue
         for variable in json.loads(shown.stdout) or []:
-            name, _, value = variable.partition("=")
-            if name == MARK and (is_gone(value) if of is None else value == of):
-                found.append(container)
+            name_of, _, value = variable.partition("=")
+            if name_of == MARK and (is_gone(value) if of is None else value == of):
+                found.append(name)
     return found
 
 
-def remove(containers: list[str]) -> None:
-    if containers:
-        # One that goes by itself meanwhile is an error here, and all right.
+def remove(of: str | None) -> None:
+    """Remove the sandboxes and the snapshots of one owner, or with None of all owners that are gone."""
+    listed = run("docker", "ps", "-aq", "--no-trunc", "--filter", "label=opensandbox.io/id").split()
+    # What goes by itself meanwhile is an error here, and all right.
+    if containers := marked(of, "container", listed):
         subprocess.run(["docker", "rm", "-f", "-v", *containers], capture_output=True, check=False)
+    listed = run("docker", "images", "--format", "{{.Repository}}:{{.Tag}}", "opensandbox-snapshots").split()
+    if snapshots := marked(of, "image", listed):
+        subprocess.run(["docker", "rmi", *snapshots], capture_output=True, check=False)
 
 
 def sweep() -> None:
     """Remove what runs of this program left that were killed."""
-    remove(sandboxes())
+    remove(None)
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
         name = folder.name.removeprefix(FOLDER)
         if is_gone("-".join(name.split("-")[:2])):
@@ -224,9 +228,11 @@ class Server:
     def _healthy(self) -> bool:
         until = time.monotonic() + 60
         while time.monotonic() < until and self._process.poll() is None:
-            with contextlib.suppress(urllib.error.URLError, OSError):
-                with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
-                    return answer.status == 200
+            with (
+                contextlib.suppress(urllib.error.URLError, OSError),
+                urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer,
+            ):
+                return answer.status == 200
             time.sleep(0.1)
         return False
 
@@ -242,6 +248,11 @@ class Server:
     def ended(self) -> int:
         """A descriptor that becomes readable when the server has ended."""
         return os.pidfd_open(self._process.pid)
+
+
+def tell(told: TextIO, line: str) -> None:
+    told.write(line + "\n")
+    told.flush()
 
 
 def serve(told: TextIO) -> int:
@@ -268,14 +279,14 @@ def serve(told: TextIO) -> int:
             "mark": f"{MARK}={owner()}",
             "log": str(server.log),
         }
-        print(json.dumps(about), file=told, flush=True)
+        tell(told, json.dumps(about))
         ended = server.ended()
         if ended in select.select([sys.stdin, ended], [], [])[0]:
-            print(f"serve.py: the server ended by itself:\n{server.log.read_text()[-3000:]}", file=sys.stderr)
+            sys.stderr.write(f"serve.py: the server ended by itself:\n{server.log.read_text()[-3000:]}\n")
             return 1
     finally:
         server.stop()
-        remove(sandboxes(owner()))
+        remove(owner())
         shutil.rmtree(folder, ignore_errors=True)
     return 0
 
@@ -286,7 +297,7 @@ def main() -> int:
     os.dup2(2, 1)
     if sys.argv[1:] == ["--python"]:
         with alone():
-            print(environment(), file=told, flush=True)
+            tell(told, str(environment()))
         return 0
     return serve(told)
 
