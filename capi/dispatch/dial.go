@@ -15,7 +15,7 @@ type ptyDialer interface {
 
 // ptyDialRequest attaches when it has an id, else it opens a session.
 type ptyDialRequest struct {
-	Provider Handle            `json:"provider"`
+	providerRef
 	URL      string            `json:"url"`
 	Headers  map[string]string `json:"headers"`
 	TimeoutS float64           `json:"timeout_s"` // of each request; 0: the provider's
@@ -31,15 +31,7 @@ type ptyDialRequest struct {
 	Pipes   bool   `json:"pipes"`
 }
 
-func ptyDial(o *operation, req []byte) (reply, error) {
-	var r ptyDialRequest
-	if err := decode(req, &r); err != nil {
-		return reply{}, err
-	}
-	p, err := o.provider(r.Provider)
-	if err != nil {
-		return reply{}, err
-	}
+func ptyDial(o *operation, p core.Provider, r ptyDialRequest) (reply, error) {
 	d, ok := p.(ptyDialer)
 	if !ok {
 		return reply{}, core.Errorf(core.KindNotSupported, "pty", "terminals of provider %s have no address of their own", p.Name())
@@ -49,7 +41,10 @@ func ptyDial(o *operation, req []byte) (reply, error) {
 	}
 	at := core.Endpoint{URL: r.URL, Headers: r.Headers}
 	timeout := time.Duration(r.TimeoutS * float64(time.Second))
-	var session core.PTYSession
+	var (
+		session core.PTYSession
+		err     error
+	)
 	if r.ID != "" {
 		session, err = d.DialAttachPTY(o.ctx, at, timeout, r.ID, r.Takeover, r.Since)
 	} else {

@@ -22,7 +22,7 @@ const (
 
 // execRequest is one command. Outputs are collected unless they say otherwise.
 type execRequest struct {
-	Sandbox        Handle            `json:"sandbox"`
+	sandboxRef
 	Command        string            `json:"command"`
 	Argv           []string          `json:"argv"`
 	Cwd            string            `json:"cwd"`
@@ -82,22 +82,16 @@ func (s *outputs) Write(st core.Stream, p []byte) error {
 	}
 }
 
-func execute(o *operation, req []byte) (reply, error) {
-	var r execRequest
-	if err := decode(req, &r); err != nil {
-		return reply{}, err
-	}
-	s, err := o.sandbox(r.Sandbox)
-	if err != nil {
-		return reply{}, err
-	}
+func execute(o *operation, s *core.Sandbox, r execRequest) (reply, error) {
 	er := core.ExecRequest{
 		Command: r.Command, Argv: r.Argv, Cwd: r.Cwd, Env: r.Env, User: r.User, KeepBackground: r.KeepBackground,
 	}
 	if r.TimeoutS != nil {
-		if er.Timeout, err = duration(*r.TimeoutS); err != nil {
+		limit, err := duration(*r.TimeoutS)
+		if err != nil {
 			return reply{}, err
 		}
+		er.Timeout = limit
 	}
 	var limit int64
 	if l, ok := s.Provider().(core.OutputLimiter); ok {

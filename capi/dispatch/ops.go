@@ -51,32 +51,32 @@ func init() {
 		opNoop:          func(*operation, []byte) (reply, error) { return reply{}, nil },
 		opProviderNew:   providerNew,
 		opProviderClose: providerClose,
-		opCreate:        create,
-		opConnect:       connect,
-		opExec:          execute,
-		opUpload:        upload,
-		opDownload:      download,
-		opStatus:        status,
+		opCreate:        on(create),
+		opConnect:       on(connect),
+		opExec:          on(execute),
+		opUpload:        on(upload),
+		opDownload:      on(download),
+		opStatus:        on(status),
 		opStop:          onSandbox(func(s *core.Sandbox, o *operation) error { return s.Stop(o.ctx) }),
-		opSerialize:     serialize,
+		opSerialize:     on(serialize),
 		opDisconnect:    onSandbox(func(s *core.Sandbox, _ *operation) error { return s.Disconnect() }),
 		opPause:         onSandbox(pause),
 		opResume:        onSandbox(resume),
-		opEndpoint:      endpoint,
-		opSetDefaults:   setDefaults,
-		opPTYOpen:       ptyOpen,
-		opPTYAttach:     ptyAttach,
-		opPTYResize:     ptyResize,
-		opPTYSignal:     ptySignal,
-		opPTYWait:       ptyWait,
+		opEndpoint:      on(endpoint),
+		opSetDefaults:   on(setDefaults),
+		opPTYOpen:       on(ptyOpen),
+		opPTYAttach:     on(ptyAttach),
+		opPTYResize:     on(ptyResize),
+		opPTYSignal:     on(ptySignal),
+		opPTYWait:       on(ptyWait),
 		opPTYDetach:     onTerminal((*terminal).detach),
 		opPTYReattach:   onTerminal((*terminal).reattach),
 		opPTYInfo:       onTerminal(func(*terminal, context.Context) error { return nil }),
 		opPTYClose:      ptyClose,
-		opPTYDial:       ptyDial,
-		opList:          list,
-		opReap:          reap,
-		opExamine:       examine,
+		opPTYDial:       on(ptyDial),
+		opList:          on(list),
+		opReap:          on(reap),
+		opExamine:       on(examine),
 		opTest:          provoke,
 	}
 }
@@ -94,24 +94,6 @@ func answer(v any) (reply, error) {
 		return reply{}, core.Errorf(core.KindInternal, "", "the answer can't be encoded: %w", err)
 	}
 	return reply{payload: raw, flags: FlagJSON}, nil
-}
-
-func (o *operation) provider(h Handle) (core.Provider, error) {
-	if p, ok := lookup[core.Provider](&o.bridge.lib.table, h); ok {
-		return p, nil
-	}
-	return nil, core.Errorf(core.KindClosed, "", "%w", errNoProvider)
-}
-
-func (o *operation) sandbox(h Handle) (*core.Sandbox, error) {
-	if s, ok := lookup[*core.Sandbox](&o.bridge.lib.table, h); ok {
-		return s, nil
-	}
-	return nil, core.Errorf(core.KindClosed, "", "the sandbox's handle is no longer valid")
-}
-
-type providerRequest struct {
-	Provider Handle `json:"provider"`
 }
 
 type newProviderRequest struct {
@@ -138,11 +120,11 @@ func providerNew(o *operation, req []byte) (reply, error) {
 }
 
 func providerClose(o *operation, req []byte) (reply, error) {
-	var r providerRequest
+	var r providerRef
 	if err := decode(req, &r); err != nil {
 		return reply{}, err
 	}
-	p, err := o.provider(r.Provider)
+	p, err := r.find(o)
 	if err != nil { // closed already
 		return reply{}, nil
 	}
@@ -154,8 +136,8 @@ func providerClose(o *operation, req []byte) (reply, error) {
 }
 
 type createRequest struct {
-	Provider Handle      `json:"provider"`
-	Spec     specRequest `json:"spec"`
+	providerRef
+	Spec specRequest `json:"spec"`
 }
 
 type sandboxReply struct {
@@ -163,15 +145,7 @@ type sandboxReply struct {
 	ID      string `json:"id"`
 }
 
-func create(o *operation, req []byte) (reply, error) {
-	var r createRequest
-	if err := decode(req, &r); err != nil {
-		return reply{}, err
-	}
-	p, err := o.provider(r.Provider)
-	if err != nil {
-		return reply{}, err
-	}
+func create(o *operation, p core.Provider, r createRequest) (reply, error) {
 	spec, err := r.Spec.spec()
 	if err != nil {
 		return reply{}, core.WithSandbox(err, core.KindInvalid, "create", p.Name(), "")
@@ -213,19 +187,11 @@ func (o *operation) keep(s *core.Sandbox, undo func()) (reply, error) {
 }
 
 type connectRequest struct {
-	Provider   Handle         `json:"provider"`
+	providerRef
 	Descriptor map[string]any `json:"descriptor"`
 }
 
-func connect(o *operation, req []byte) (reply, error) {
-	var r connectRequest
-	if err := decode(req, &r); err != nil {
-		return reply{}, err
-	}
-	p, err := o.provider(r.Provider)
-	if err != nil {
-		return reply{}, err
-	}
+func connect(o *operation, p core.Provider, r connectRequest) (reply, error) {
 	s, err := core.Connect(o.ctx, p, r.Descriptor, core.WithLedger(o.bridge.lib.ledger))
 	if err != nil {
 		return reply{}, err
@@ -233,53 +199,23 @@ func connect(o *operation, req []byte) (reply, error) {
 	return o.keep(s, s.Release)
 }
 
-type sandboxRequest struct {
-	Sandbox Handle `json:"sandbox"`
-}
-
 // onSandbox is the handler of an operation that needs a sandbox and answers nothing.
 func onSandbox(do func(*core.Sandbox, *operation) error) handler {
-	return func(o *operation, req []byte) (reply, error) {
-		var r sandboxRequest
-		if err := decode(req, &r); err != nil {
-			return reply{}, err
-		}
-		s, err := o.sandbox(r.Sandbox)
-		if err != nil {
-			return reply{}, err
-		}
-		return reply{}, do(s, o)
-	}
+	return on(func(o *operation, s *core.Sandbox, _ sandboxRef) (reply, error) { return reply{}, do(s, o) })
 }
 
 type fileRequest struct {
-	Sandbox Handle `json:"sandbox"`
+	sandboxRef
 	Local   string `json:"local"`
 	Remote  string `json:"remote"`
 	Sidecar string `json:"sidecar"` // download from there
 }
 
-func upload(o *operation, req []byte) (reply, error) {
-	var r fileRequest
-	if err := decode(req, &r); err != nil {
-		return reply{}, err
-	}
-	s, err := o.sandbox(r.Sandbox)
-	if err != nil {
-		return reply{}, err
-	}
+func upload(o *operation, s *core.Sandbox, r fileRequest) (reply, error) {
 	return reply{}, s.Upload(o.ctx, r.Local, r.Remote)
 }
 
-func download(o *operation, req []byte) (reply, error) {
-	var r fileRequest
-	if err := decode(req, &r); err != nil {
-		return reply{}, err
-	}
-	s, err := o.sandbox(r.Sandbox)
-	if err != nil {
-		return reply{}, err
-	}
+func download(o *operation, s *core.Sandbox, r fileRequest) (reply, error) {
 	if r.Sidecar != "" {
 		return reply{}, s.SidecarDownload(o.ctx, r.Sidecar, r.Remote, r.Local)
 	}
@@ -290,15 +226,7 @@ type statusReply struct {
 	Status core.Status `json:"status"`
 }
 
-func status(o *operation, req []byte) (reply, error) {
-	var r sandboxRequest
-	if err := decode(req, &r); err != nil {
-		return reply{}, err
-	}
-	s, err := o.sandbox(r.Sandbox)
-	if err != nil {
-		return reply{}, err
-	}
+func status(o *operation, s *core.Sandbox, _ sandboxRef) (reply, error) {
 	st, err := s.Status(o.ctx)
 	if err != nil {
 		return reply{}, err
@@ -307,19 +235,11 @@ func status(o *operation, req []byte) (reply, error) {
 }
 
 type serializeRequest struct {
-	Sandbox Handle `json:"sandbox"`
-	Scope   string `json:"scope"`
+	sandboxRef
+	Scope string `json:"scope"`
 }
 
-func serialize(o *operation, req []byte) (reply, error) {
-	var r serializeRequest
-	if err := decode(req, &r); err != nil {
-		return reply{}, err
-	}
-	s, err := o.sandbox(r.Sandbox)
-	if err != nil {
-		return reply{}, err
-	}
+func serialize(o *operation, s *core.Sandbox, r serializeRequest) (reply, error) {
 	d, err := s.Serialize(o.ctx, r.Scope)
 	if err != nil {
 		return reply{}, err
@@ -328,8 +248,8 @@ func serialize(o *operation, req []byte) (reply, error) {
 }
 
 type endpointRequest struct {
-	Sandbox Handle `json:"sandbox"`
-	Port    int    `json:"port"`
+	sandboxRef
+	Port int `json:"port"`
 }
 
 type endpointReply struct {
@@ -337,15 +257,7 @@ type endpointReply struct {
 	Headers map[string]string `json:"headers"`
 }
 
-func endpoint(o *operation, req []byte) (reply, error) {
-	var r endpointRequest
-	if err := decode(req, &r); err != nil {
-		return reply{}, err
-	}
-	s, err := o.sandbox(r.Sandbox)
-	if err != nil {
-		return reply{}, err
-	}
+func endpoint(o *operation, s *core.Sandbox, r endpointRequest) (reply, error) {
 	ep, err := s.Endpoint(o.ctx, r.Port)
 	if err != nil {
 		return reply{}, err
@@ -355,20 +267,12 @@ func endpoint(o *operation, req []byte) (reply, error) {
 
 // defaultsRequest changes what is present; "" goes back to the sandbox's own.
 type defaultsRequest struct {
-	Sandbox Handle  `json:"sandbox"`
+	sandboxRef
 	User    *string `json:"user"`
 	Workdir *string `json:"workdir"`
 }
 
-func setDefaults(o *operation, req []byte) (reply, error) {
-	var r defaultsRequest
-	if err := decode(req, &r); err != nil {
-		return reply{}, err
-	}
-	s, err := o.sandbox(r.Sandbox)
-	if err != nil {
-		return reply{}, err
-	}
+func setDefaults(o *operation, s *core.Sandbox, r defaultsRequest) (reply, error) {
 	if r.User != nil {
 		s.SetDefaultUser(*r.User)
 	}

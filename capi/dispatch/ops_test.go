@@ -110,7 +110,7 @@ func TestAResultThatCannotBeToldIsTakenBack(t *testing.T) {
 	req, err := json.Marshal(object{"provider": p, "spec": object{}})
 	require.NoError(t, err)
 	o.run(func(o *operation, req []byte) (reply, error) {
-		rep, err := create(o, req)
+		rep, err := on(create)(o, req)
 		l.CloseBridge(h.handle) // between the success and its report
 		return rep, err
 	}, req)

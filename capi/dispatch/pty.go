@@ -7,7 +7,7 @@ import (
 )
 
 type ptyOpenRequest struct {
-	Sandbox Handle            `json:"sandbox"`
+	sandboxRef
 	Command string            `json:"command"`
 	Cwd     string            `json:"cwd"`
 	Env     map[string]string `json:"env"`
@@ -18,7 +18,7 @@ type ptyOpenRequest struct {
 }
 
 type ptyAttachRequest struct {
-	Sandbox  Handle `json:"sandbox"`
+	sandboxRef
 	ID       string `json:"id"`
 	Takeover bool   `json:"takeover"`
 	Since    int64  `json:"since"`
@@ -44,35 +44,20 @@ func (t *terminal) about() ptyReply {
 	return r
 }
 
-func ptyOpen(o *operation, req []byte) (reply, error) {
-	var r ptyOpenRequest
-	if err := decode(req, &r); err != nil {
-		return reply{}, err
-	}
-	return o.ptySession(r.Sandbox, func(s *core.Sandbox) (core.PTYSession, error) {
-		return s.OpenPTY(o.ctx, core.PTYSpec{
-			Command: r.Command, Cwd: r.Cwd, Env: r.Env, Rows: r.Rows, Cols: r.Cols, User: r.User, NoTerminal: r.Pipes,
-		})
+func ptyOpen(o *operation, s *core.Sandbox, r ptyOpenRequest) (reply, error) {
+	session, err := s.OpenPTY(o.ctx, core.PTYSpec{
+		Command: r.Command, Cwd: r.Cwd, Env: r.Env, Rows: r.Rows, Cols: r.Cols, User: r.User, NoTerminal: r.Pipes,
 	})
+	return o.opened(s, session, err)
 }
 
-func ptyAttach(o *operation, req []byte) (reply, error) {
-	var r ptyAttachRequest
-	if err := decode(req, &r); err != nil {
-		return reply{}, err
-	}
-	return o.ptySession(r.Sandbox, func(s *core.Sandbox) (core.PTYSession, error) {
-		return s.AttachPTY(o.ctx, r.ID, r.Takeover, r.Since)
-	})
+func ptyAttach(o *operation, s *core.Sandbox, r ptyAttachRequest) (reply, error) {
+	session, err := s.AttachPTY(o.ctx, r.ID, r.Takeover, r.Since)
+	return o.opened(s, session, err)
 }
 
-// ptySession makes a session and answers with its handles.
-func (o *operation) ptySession(sandbox Handle, open func(*core.Sandbox) (core.PTYSession, error)) (reply, error) {
-	sb, err := o.sandbox(sandbox)
-	if err != nil {
-		return reply{}, err
-	}
-	session, err := open(sb)
+// opened answers with the handles of a session that was made, or says why there is none.
+func (o *operation) opened(sb *core.Sandbox, session core.PTYSession, err error) (reply, error) {
 	if err != nil {
 		if o.ctx.Err() != nil {
 			err = &core.Error{Kind: core.KindCanceled, Op: "pty", Provider: sb.Provider().Name(), SandboxID: sb.ID(), Err: err}
@@ -98,67 +83,32 @@ func (o *operation) handOver(sb *core.Sandbox, session core.PTYSession) (reply, 
 	return rep, err
 }
 
-type terminalRequest struct {
-	Terminal Handle `json:"terminal"`
-}
-
-func (o *operation) terminal(h Handle) (*terminal, error) {
-	if t, ok := lookup[*terminal](&o.bridge.lib.table, h); ok {
-		return t, nil
-	}
-	return nil, core.Errorf(core.KindPTY, "pty", "the session is closed")
-}
-
 // onTerminal is the handler of an operation on a terminal with nothing more to say.
 func onTerminal(do func(*terminal, context.Context) error) handler {
-	return func(o *operation, req []byte) (reply, error) {
-		var r terminalRequest
-		if err := decode(req, &r); err != nil {
-			return reply{}, err
-		}
-		t, err := o.terminal(r.Terminal)
-		if err != nil {
-			return reply{}, err
-		}
+	return on(func(o *operation, t *terminal, _ terminalRef) (reply, error) {
 		if err := do(t, o.ctx); err != nil {
 			return reply{}, err
 		}
 		return answer(t.about())
-	}
+	})
 }
 
 type resizeRequest struct {
-	Terminal Handle `json:"terminal"`
-	Rows     int    `json:"rows"`
-	Cols     int    `json:"cols"`
+	terminalRef
+	Rows int `json:"rows"`
+	Cols int `json:"cols"`
 }
 
-func ptyResize(o *operation, req []byte) (reply, error) {
-	var r resizeRequest
-	if err := decode(req, &r); err != nil {
-		return reply{}, err
-	}
-	t, err := o.terminal(r.Terminal)
-	if err != nil {
-		return reply{}, err
-	}
+func ptyResize(o *operation, t *terminal, r resizeRequest) (reply, error) {
 	return reply{}, t.session.Resize(o.ctx, r.Rows, r.Cols)
 }
 
 type signalRequest struct {
-	Terminal Handle `json:"terminal"`
-	Signal   string `json:"signal"`
+	terminalRef
+	Signal string `json:"signal"`
 }
 
-func ptySignal(o *operation, req []byte) (reply, error) {
-	var r signalRequest
-	if err := decode(req, &r); err != nil {
-		return reply{}, err
-	}
-	t, err := o.terminal(r.Terminal)
-	if err != nil {
-		return reply{}, err
-	}
+func ptySignal(o *operation, t *terminal, r signalRequest) (reply, error) {
 	t.settle(o.ctx)
 	return reply{}, t.session.Signal(o.ctx, r.Signal)
 }
@@ -167,15 +117,7 @@ type exitReply struct {
 	ExitCode int `json:"exit_code"`
 }
 
-func ptyWait(o *operation, req []byte) (reply, error) {
-	var r terminalRequest
-	if err := decode(req, &r); err != nil {
-		return reply{}, err
-	}
-	t, err := o.terminal(r.Terminal)
-	if err != nil {
-		return reply{}, err
-	}
+func ptyWait(o *operation, t *terminal, _ terminalRef) (reply, error) {
 	ctx, cancel := context.WithCancel(o.ctx)
 	defer cancel()
 	defer context.AfterFunc(t.ctx, cancel)()
@@ -189,11 +131,11 @@ func ptyWait(o *operation, req []byte) (reply, error) {
 }
 
 func ptyClose(o *operation, req []byte) (reply, error) {
-	var r terminalRequest
+	var r terminalRef
 	if err := decode(req, &r); err != nil {
 		return reply{}, err
 	}
-	t, err := o.terminal(r.Terminal)
+	t, err := r.find(o)
 	if err != nil { // closed already
 		return reply{}, nil
 	}

@@ -8,8 +8,8 @@ import (
 )
 
 type listRequest struct {
-	Provider Handle `json:"provider"`
-	After    string `json:"after"`
+	providerRef
+	After string `json:"after"`
 }
 
 type foundReply struct {
@@ -34,15 +34,7 @@ type listReply struct {
 // pageSize keeps a page inside one event, with room for the rest of the answer.
 const pageSize = MaxEvent / 2
 
-func list(o *operation, req []byte) (reply, error) {
-	var r listRequest
-	if err := decode(req, &r); err != nil {
-		return reply{}, err
-	}
-	p, err := o.provider(r.Provider)
-	if err != nil {
-		return reply{}, err
-	}
+func list(o *operation, p core.Provider, r listRequest) (reply, error) {
 	found, err := core.Survey(o.ctx, p)
 	if err != nil {
 		return reply{}, err
@@ -77,19 +69,11 @@ func unixSeconds(t time.Time) float64 {
 }
 
 type reapRequest struct {
-	Provider Handle `json:"provider"`
-	ID       string `json:"id"`
+	providerRef
+	ID string `json:"id"`
 }
 
-func reap(o *operation, req []byte) (reply, error) {
-	var r reapRequest
-	if err := decode(req, &r); err != nil {
-		return reply{}, err
-	}
-	p, err := o.provider(r.Provider)
-	if err != nil {
-		return reply{}, err
-	}
+func reap(o *operation, p core.Provider, r reapRequest) (reply, error) {
 	if r.ID == "" {
 		return reply{}, core.Tidy(o.ctx, p)
 	}
@@ -107,15 +91,7 @@ type examineReply struct {
 	Facts []factReply `json:"facts"`
 }
 
-func examine(o *operation, req []byte) (reply, error) {
-	var r providerRequest
-	if err := decode(req, &r); err != nil {
-		return reply{}, err
-	}
-	p, err := o.provider(r.Provider)
-	if err != nil {
-		return reply{}, err
-	}
+func examine(o *operation, p core.Provider, _ providerRef) (reply, error) {
 	rep := examineReply{Facts: []factReply{}}
 	for _, f := range core.Examine(o.ctx, p) {
 		rep.Facts = append(rep.Facts, factReply(f))

@@ -49,7 +49,7 @@ func TestAListIsReadPageByPage(t *testing.T) {
 	var seen []string
 	pages := 0
 	for after, more := "", true; more; pages++ {
-		done := h.wait(h.submit(opList, listRequest{Provider: provider, After: after}))
+		done := h.wait(h.submit(opList, listRequest{providerRef: providerRef{provider}, After: after}))
 		require.Equal(t, OK, done.status, string(done.payload))
 		var page struct {
 			Sandboxes []foundReply `json:"sandboxes"`
@@ -68,13 +68,13 @@ func TestAListIsReadPageByPage(t *testing.T) {
 	require.Len(t, seen, 1000)
 	require.IsIncreasing(t, seen)
 
-	done := h.wait(h.submit(opReap, reapRequest{Provider: provider, ID: "box-0007"}))
+	done := h.wait(h.submit(opReap, reapRequest{providerRef: providerRef{provider}, ID: "box-0007"}))
 	require.Equal(t, OK, done.status, string(done.payload))
-	done = h.wait(h.submit(opReap, reapRequest{Provider: provider}))
+	done = h.wait(h.submit(opReap, reapRequest{providerRef: providerRef{provider}}))
 	require.Equal(t, OK, done.status, string(done.payload))
 	require.Equal(t, []string{"box-0007"}, p.reaped)
 
-	done = h.wait(h.submit(opExamine, providerRequest{Provider: provider}))
+	done = h.wait(h.submit(opExamine, providerRef{Provider: provider}))
 	require.JSONEq(t, `{"facts":[{"name":"door","value":"open","origin":"nobody","problem":""}]}`, string(done.payload))
 }
 
@@ -83,7 +83,7 @@ func TestAProviderThatFindsNothingSaysSo(t *testing.T) {
 	h := newHost(t, l)
 	provider, err := l.NewProvider("mem", nil)
 	require.NoError(t, err)
-	for op, request := range map[uint32]any{opList: listRequest{Provider: provider}, opReap: reapRequest{Provider: provider, ID: "x"}} {
+	for op, request := range map[uint32]any{opList: listRequest{providerRef: providerRef{provider}}, opReap: reapRequest{providerRef: providerRef{provider}, ID: "x"}} {
 		require.Equal(t, kindStatus[core.KindNotSupported], h.wait(h.submit(op, request)).status)
 	}
 }
