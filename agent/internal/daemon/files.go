@@ -1,8 +1,6 @@
 package daemon
 
 import (
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -13,13 +11,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nemo-gym/nemo_gym_sandbox/agent/internal/files"
 	"github.com/nemo-gym/nemo_gym_sandbox/agent/internal/process"
 	"github.com/nemo-gym/nemo_gym_sandbox/agent/internal/pump"
 	"github.com/nemo-gym/nemo_gym_sandbox/agent/internal/wire"
 )
-
-// maxLinks bounds a chain of symbolic links, as the kernel does.
-const maxLinks = 40
 
 // upload writes one file.
 func (s *server) upload(o *operation) wire.Res {
@@ -90,7 +86,7 @@ func (s *server) place(f wire.File, src io.Reader) wire.Res {
 	if res.Error != "" {
 		return res
 	}
-	target, err := followLinks(s.abs(f.Path))
+	target, err := files.FollowLinks(s.abs(f.Path))
 	if err != nil {
 		return fileError("upload to", f.Path, err)
 	}
@@ -100,12 +96,7 @@ func (s *server) place(f wire.File, src io.Reader) wire.Res {
 	if err := mkdirs(filepath.Dir(target), owner); err != nil {
 		return fileError("upload to", f.Path, err)
 	}
-	suffix := make([]byte, 6)
-	if _, err := rand.Read(suffix); err != nil {
-		return fileError("upload to", f.Path, err)
-	}
-	tmp := filepath.Join(filepath.Dir(target), ".ngs-upload-"+hex.EncodeToString(suffix))
-	dst, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	dst, tmp, err := files.Beside(target)
 	if err != nil {
 		return fileError("upload to", f.Path, err)
 	}
@@ -260,21 +251,6 @@ func (s *server) abs(p string) string {
 		base = "/"
 	}
 	return path.Join(base, p)
-}
-
-// followLinks finds the file that a link stands for, so that the link stays.
-func followLinks(p string) (string, error) {
-	for range maxLinks {
-		to, err := os.Readlink(p)
-		if err != nil {
-			return p, nil
-		}
-		if !filepath.IsAbs(to) {
-			to = filepath.Join(filepath.Dir(p), to)
-		}
-		p = to
-	}
-	return "", unix.ELOOP
 }
 
 // mkdirs makes a directory and its parents; those it made belong to owner.

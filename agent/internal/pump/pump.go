@@ -4,7 +4,6 @@ package pump
 
 import (
 	"errors"
-	"io"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -67,11 +66,21 @@ func NewStdinPipe() (r int, w *os.File, err error) {
 // Start reads f, which it closes at the end, in a goroutine of its own and gives the bytes to
 // write. When write fails the reading ends, and writers of the pipe get EPIPE.
 func Start(f *os.File, write func([]byte) error) *Pump {
+	return StartLeaving(f, write, func(f *os.File) { _ = f.Close() })
+}
+
+// StartLeaving is as Start, but gives a pipe that others than the command still
+// hold, or that write did not want to hear more of, to left instead of closing it.
+func StartLeaving(f *os.File, write func([]byte) error, left func(*os.File)) *Pump {
 	p := &Pump{f: f, done: make(chan struct{})}
 	go func() {
 		defer close(p.done)
-		defer f.Close()
-		p.run(write)
+		if p.run(write) {
+			_ = f.Close()
+			return
+		}
+		_ = f.SetReadDeadline(time.Time{})
+		left(f)
 	}()
 	return p
 }
@@ -90,7 +99,8 @@ func (p *Pump) Abort() { _ = p.f.Close() }
 // Done is closed when the last byte has been written on and the pipe is closed.
 func (p *Pump) Done() <-chan struct{} { return p.done }
 
-func (p *Pump) run(write func([]byte) error) {
+// run tells whether the pipe itself has ended.
+func (p *Pump) run(write func([]byte) error) (over bool) {
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
 	var (
@@ -113,11 +123,11 @@ func (p *Pump) run(write func([]byte) error) {
 			case stopAt.IsZero():
 				stopAt = now.Add(tail)
 			case now.After(stopAt):
-				return
+				return false
 			}
 			silence = now.Add(idle)
 			if p.f.SetReadDeadline(silence) != nil {
-				return
+				return true
 			}
 		}
 		n, err := p.f.Read(*buf)
@@ -128,7 +138,7 @@ func (p *Pump) run(write func([]byte) error) {
 				_, _ = control(p.f, unix.F_SETPIPE_SZ, largePipe)
 			}
 			if write((*buf)[:n]) != nil {
-				return
+				return false
 			}
 		}
 		switch {
@@ -136,12 +146,10 @@ func (p *Pump) run(write func([]byte) error) {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			// The deadline may still be the one by which Ended woke this loop.
 			if noted && !time.Now().Before(silence) {
-				return
+				return false
 			}
-		case errors.Is(err, io.EOF):
-			return
-		default:
-			return
+		default: // the end, or a pipe that was closed here
+			return true
 		}
 	}
 }
