@@ -37,6 +37,11 @@ class Backend:
     """Output arrives only when the command has ended."""
     no_back_pressure: bool = field(default=False, kw_only=True)
     """A command may go on while its output is not taken."""
+    as_lines: bool = field(default=False, kw_only=True)
+    """Output is told line by line: how lines ended, and whether the last one did, is not told, and neither is whether a
+    channel was collected on which nothing came. stderr gets a line more when the code is not 0."""
+    merged_output: bool = field(default=False, kw_only=True)
+    """stdout holds what was written to stderr too, and stderr holds what the backend says, if anything."""
     no_long_commands: bool = field(default=False, kw_only=True)
     """A command is at most as long as one argument may be."""
     no_tree_kill: bool = field(default=False, kw_only=True)

@@ -8,6 +8,7 @@ import shlex
 import tempfile
 import time
 from contextlib import asynccontextmanager
+from dataclasses import fields
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -49,10 +50,37 @@ def equal(got: object, want: object, what: str) -> None:
         raise AssertionError(f"{what} is {short(got)}, want {short(want)}")
 
 
+class ToldAsLines(SandboxExecResult):
+    """A result of a backend that tells output line by line."""
+
+
+class ToldMerged(SandboxExecResult):
+    """A result of a backend that has one channel for all output."""
+
+
+def told(result: SandboxExecResult, output: str) -> str | None:
+    """What of an output can be in this result."""
+    if not isinstance(result, ToldAsLines):
+        return output
+    return output.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n") or None
+
+
 def stdout_is(result: SandboxExecResult, want: str) -> None:
     """Fail the case unless the command succeeded and printed exactly this."""
     code_is(result, 0)
-    equal(result.stdout, want, "stdout")
+    equal(result.stdout, told(result, want), "stdout")
+
+
+def printed(result: SandboxExecResult, stdout: str, stderr: str) -> None:
+    """Fail the case unless the command wrote this, first to stdout and then to stderr, as far as the backend tells."""
+    if isinstance(result, ToldMerged):
+        equal(result.stdout, stdout + stderr, "the output")
+        return
+    equal(result.stdout, told(result, stdout), "stdout")
+    said = result.stderr
+    if isinstance(result, ToldAsLines) and result.return_code != 0:
+        said = (said or "").rpartition("\n")[0] or None  # without the line more
+    equal(said, told(result, stderr), "stderr")
 
 
 def code_is(result: SandboxExecResult, code: int) -> None:
@@ -160,7 +188,10 @@ class Box:
         options.setdefault("timeout_s", self.deadline_s)
         result: Any = await self.sandbox.exec(command, **options)
         expect(isinstance(result, SandboxExecResult), f"exec gave {short(result)}, which is no SandboxExecResult")
-        return result
+        values: dict[str, Any] = {entry.name: getattr(result, entry.name) for entry in fields(SandboxExecResult)}
+        if self.backend.as_lines:
+            return ToldAsLines(**values)
+        return ToldMerged(**values) if self.backend.merged_output else result
 
     async def ok(self, command: str, **options: Any) -> str:
         """Run a command line that has to succeed; what it printed."""

@@ -38,6 +38,13 @@ def _declared(provider: str, arguments: Any) -> dict[str, Any]:
         mode = block(DockerExecConfig, arguments.get("exec"), "exec").mode
         # Each command is several requests to the engine, of which it serves few at a time.
         return {"no_terminals": True, "max_in_flight": 20, "slow": 3} if mode == "engine" else {}
+    if provider == "opensandbox":
+        from nemo_gym_sandbox.providers._options import block
+        from nemo_gym_sandbox.providers.opensandbox import OpenSandboxOperationsConfig
+
+        polled = block(OpenSandboxOperationsConfig, arguments.get("operations"), "operations").background_exec
+        told = {"merged_output": True, "no_streaming": True} if polled else {"as_lines": True, "no_back_pressure": True}
+        return {**told, "no_stdin": True}
     cls: Any = get_provider_class(provider)
     missing = {
         "no_stdin": "exec_stream",

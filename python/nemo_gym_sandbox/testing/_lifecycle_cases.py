@@ -19,6 +19,7 @@ from nemo_gym_sandbox.testing._box import (
     sandbox_processes,
     short,
     stdout_is,
+    told,
 )
 from nemo_gym_sandbox.testing._runner import Group
 
@@ -76,7 +77,7 @@ async def a_command_in_flight_holds_the_stop_back_or_hangs_itself(box: Box) -> N
         async with asyncio.timeout(box.deadline_s):
             result = await running
     equal((result.error_type, result.return_code), ("sandbox", 125), f"the outcome of {short(result)}")
-    equal(result.stdout, "begun\n", "stdout")
+    equal(result.stdout, told(result, "begun\n"), "stdout")
     expect(result.stderr, "the reason is not in stderr")
     expect(time.monotonic() - began < 15 * box.backend.slow, f"it took {time.monotonic() - began:g} s")
 
@@ -204,7 +205,7 @@ async def a_sandbox_outlives_its_time(box: Box) -> None:
     await box.start(ttl_s=3 * box.backend.slow)
     mark = marker()
     result = await box.run(f"echo begun; sleep {mark}", timeout_s=3 * box.deadline_s)
-    equal((result.error_type, result.stdout), ("sandbox", "begun\n"), f"the outcome of {short(result)}")
+    equal((result.error_type, result.stdout), ("sandbox", told(result, "begun\n")), f"the outcome of {short(result)}")
     await box.wait("the status is stopped", lambda: _stopped(box))
     try:
         late = await box.run("true")
