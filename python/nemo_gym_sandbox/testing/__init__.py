@@ -15,7 +15,8 @@ A case is named after the failure that it keeps away. What a backend does differ
 """
 
 from nemo_gym_sandbox.testing._backend import Backend
+from nemo_gym_sandbox.testing._case import Case
 from nemo_gym_sandbox.testing._mixin import SandboxConformance
-from nemo_gym_sandbox.testing._runner import Case, Outcome, cases, run
+from nemo_gym_sandbox.testing._runner import Outcome, cases, run
 
 __all__ = ["Backend", "Case", "Outcome", "SandboxConformance", "cases", "run"]

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nemo_gym_sandbox.testing._backend import Backend
-    from nemo_gym_sandbox.testing._runner import Case, Outcome
+    from nemo_gym_sandbox.testing._case import Case
+    from nemo_gym_sandbox.testing._runner import Outcome
 
 _DIFFERENT = "-"  # the backend declares a difference that leaves the case without a meaning
 

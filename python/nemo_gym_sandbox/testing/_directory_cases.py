@@ -7,7 +7,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from nemo_gym_sandbox.testing._box import Box, equal, expect, raises
-from nemo_gym_sandbox.testing._runner import Group
+from nemo_gym_sandbox.testing._case import Group
 
 if TYPE_CHECKING:
     from pathlib import Path

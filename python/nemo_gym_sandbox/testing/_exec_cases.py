@@ -18,7 +18,7 @@ from nemo_gym_sandbox.testing._box import (
     stdout_is,
     told,
 )
-from nemo_gym_sandbox.testing._runner import Group
+from nemo_gym_sandbox.testing._case import Group
 
 GROUP = Group("exec")
 case = GROUP.case

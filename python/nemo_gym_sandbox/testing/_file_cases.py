@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from nemo_gym_sandbox.testing._box import Box, code_is, equal, expect, marker, pattern, quote, raises
-from nemo_gym_sandbox.testing._runner import Group
+from nemo_gym_sandbox.testing._case import Group
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nemo_gym_sandbox.testing._backend import Backend
-    from nemo_gym_sandbox.testing._runner import Case
+    from nemo_gym_sandbox.testing._case import Case
 
 
 class SandboxConformance:

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from nemo_gym_sandbox.testing._box import Box, code_is, equal, expect, marker, printed, raises, short, stdout_is, told
-from nemo_gym_sandbox.testing._runner import Group
+from nemo_gym_sandbox.testing._case import Group
 
 GROUP = Group("output")
 case = GROUP.case

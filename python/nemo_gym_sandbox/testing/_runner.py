@@ -5,88 +5,43 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
+from nemo_gym_sandbox.testing import (
+    _directory_cases,
+    _exec_cases,
+    _file_cases,
+    _input_cases,
+    _lifecycle_cases,
+    _output_cases,
+    _share_cases,
+    _terminal_cases,
+    _timeout_cases,
+)
 from nemo_gym_sandbox.testing._box import Box
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from nemo_gym_sandbox.testing._backend import Backend
+    from nemo_gym_sandbox.testing._case import Case
 
-    Body: TypeAlias = Callable[[Box], Awaitable[None]]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One way to fail. Awaiting ``body`` with a sandbox raises when the provider fails so."""
-
-    name: str
-    group: str
-    body: Callable[[Box], Awaitable[None]]
-    own: bool
-    """It gets a sandbox of its own, which it starts itself; others share one that runs."""
-    unless: tuple[str, ...] = ()
-    """Declared differences that leave it without a meaning."""
-    only_if: str = ""
-    """The declared difference without which it has no meaning."""
-    needs_leftovers: bool = False
-    """It has a meaning only where ``Backend.leftovers`` can tell."""
-
-    def fits(self, backend: Backend) -> bool:
-        """Whether it has a meaning for the backend."""
-        if self.needs_leftovers and backend.leftovers is None:
-            return False
-        if self.only_if and not getattr(backend, self.only_if):
-            return False
-        return not any(getattr(backend, name) for name in self.unless)
-
-
-class Group:
-    """A file of cases."""
-
-    def __init__(self, name: str, *, own: bool = False) -> None:
-        self.name = name
-        self.own = own
-        self.cases: list[Case] = []
-
-    def case(self, *, unless: str = "", only_if: str = "", leftovers: bool = False) -> Callable[[Body], Body]:
-        """Make a function a case. ``unless`` names differences, with blanks between them."""
-
-        def add(body: Body) -> Body:
-            name = getattr(body, "__name__", "")
-            self.cases.append(Case(name, self.name, body, self.own, tuple(unless.split()), only_if, leftovers))
-            return body
-
-        return add
+_FILES = (
+    _exec_cases,
+    _input_cases,
+    _output_cases,
+    _timeout_cases,
+    _file_cases,
+    _directory_cases,
+    _terminal_cases,
+    _lifecycle_cases,
+    _share_cases,
+)
 
 
 def cases(backend: Backend | None = None) -> list[Case]:
     """All cases in order; with a backend those that have a meaning for it."""
-    from nemo_gym_sandbox.testing import (
-        _directory_cases,
-        _exec_cases,
-        _file_cases,
-        _input_cases,
-        _lifecycle_cases,
-        _output_cases,
-        _share_cases,
-        _terminal_cases,
-        _timeout_cases,
-    )
-
-    modules = (
-        _exec_cases,
-        _input_cases,
-        _output_cases,
-        _timeout_cases,
-        _file_cases,
-        _directory_cases,
-        _terminal_cases,
-        _lifecycle_cases,
-        _share_cases,
-    )
-    every = [case for module in modules for case in module.GROUP.cases]
+    every = [case for file in _FILES for case in file.GROUP.cases]
     return every if backend is None else [case for case in every if case.fits(backend)]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from nemo_gym_sandbox.api import AsyncSandbox
 from nemo_gym_sandbox.providers.base import SandboxStatus
 from nemo_gym_sandbox.testing._box import Box, equal, expect, marker, raises, sandbox_processes, stdout_is
-from nemo_gym_sandbox.testing._runner import Group
+from nemo_gym_sandbox.testing._case import Group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_gym_sandbox.providers.base import SandboxPtyError
 from nemo_gym_sandbox.testing._box import Box, code_is, equal, expect, marker, raises, short, timed_out
-from nemo_gym_sandbox.testing._runner import Group
+from nemo_gym_sandbox.testing._case import Group
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -7,7 +7,7 @@ import time
 
 from nemo_gym_sandbox.providers.base import SandboxStatus
 from nemo_gym_sandbox.testing._box import Box, equal, expect, marker, raises, short, stdout_is, timed_out, told
-from nemo_gym_sandbox.testing._runner import Group
+from nemo_gym_sandbox.testing._case import Group
 
 GROUP = Group("timeout")
 case = GROUP.case
