@@ -12,6 +12,7 @@ lib_out=${NGS_LIB_OUT:-python/nemo_gym_sandbox/_core/libngs.so}
 venv=$root/.venv
 staticcheck_version=v0.8.2
 test_image=lab/busybox:1
+execd_image=lab/execd:1
 
 # Two lines on stderr: what is wrong, and what to do about it.
 die() { printf 'build.sh: %s\n          %s\n' "$1" "$2" >&2; exit 1; }
@@ -222,6 +223,9 @@ build_image() {
 	docker image inspect "$test_image" >/dev/null 2>&1 || tests/testenv/make-image.sh "$test_image"
 }
 
+# Made each time: it holds the agent as it is now.
+build_execd_image() { tests/testenv/execd-image.sh "$execd_image"; }
+
 # ---- what is checked ------------------------------------------------------------------------------------------------------
 
 go_format() {
@@ -274,6 +278,7 @@ usage: ./build.sh VERB
   test         everything: setup, an engine if none runs, check, Go tests with the race detector, C and Python tests
   wheel        dist/*.whl; NGS_ZIG=1 links it against glibc 2.17 (NGS_ZIG_ARCHS="x86_64 aarch64")
   image        make the test image lab/busybox:1 when the engine doesn't have it
+  execd-image  agent, then the image lab/execd:1, from which an OpenSandbox server takes it for its sandboxes
 
 PYTHON names the interpreter to use, CC the C compiler, NGS_LIB_OUT another place for the library.
 TEXT
@@ -293,6 +298,13 @@ verb_image() {
 	setup_docker
 	start_dockerd
 	build_image
+}
+
+verb_execd-image() {
+	setup_docker
+	start_dockerd
+	build_agent
+	build_execd_image
 }
 
 verb_wheel() { build_wheel; }
@@ -334,7 +346,7 @@ verb=${1:-help}
 [ $# -eq 0 ] || shift
 case $verb in
 help | -h | --help) verb_help ;;
-setup | agent | lib | quickstart | test | wheel | check | image) "verb_$verb" "$@" ;;
+setup | agent | lib | quickstart | test | wheel | check | image | execd-image) "verb_$verb" "$@" ;;
 *)
 	verb_help >&2
 	die "There is no verb \"$verb\"." "See the list above."

@@ -1,0 +1,282 @@
+package execd
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nemo-gym/nemo_gym_sandbox/agent/internal/process"
+)
+
+const (
+	// interruptGrace is what an interrupted command has to end by itself.
+	interruptGrace = 3 * time.Second
+	// notStarted is the exit code of a command that could not be started.
+	notStarted = 255
+)
+
+// program is what is to be forked.
+type program struct {
+	command  string   // for the shell; or
+	argv     []string // without one
+	cwd      string
+	envs     map[string]string
+	user     string   // a name; or
+	uid      *uint32  // an id; neither is the daemon's own user
+	gid      *uint32  // instead of the user's
+	bash     []string // options with which bash is to be run; it has to be there
+	terminal bool
+}
+
+// child is a process that was forked, the leader of its own group and session.
+type child struct {
+	pid    int
+	done   chan struct{} // closed when it has been waited for
+	status syscall.WaitStatus
+}
+
+// fork starts a program with these standard streams, and further descriptors
+// from 3 on. The files are the caller's to close.
+func (s *Server) fork(p program, files ...*os.File) (*child, error) {
+	env := s.environ(p.envs)
+	attr := syscall.ProcAttr{Dir: p.cwd, Env: env, Sys: &syscall.SysProcAttr{Setsid: true, Setctty: p.terminal}}
+	if p.uid != nil {
+		p.user = strconv.FormatUint(uint64(*p.uid), 10)
+	}
+	if p.user != "" {
+		who, err := s.users.Resolve(p.user)
+		if err != nil {
+			return nil, err
+		}
+		cred := *who.Cred
+		if p.gid != nil {
+			cred.Gid = *p.gid
+		}
+		attr.Sys.Credential = &cred
+	}
+	path, argv, script, err := s.commandLine(p, env)
+	if err != nil {
+		return nil, err
+	}
+	if script != nil {
+		defer script.Close()
+		files = append(files[:3:3], script)
+	}
+	for _, f := range files {
+		if cred := attr.Sys.Credential; cred != nil {
+			// So that the command's user may open /dev/stdout; where it can't be, writing to it works all the same.
+			_ = f.Chown(int(cred.Uid), int(cred.Gid))
+		}
+		attr.Files = append(attr.Files, f.Fd())
+	}
+	pid, status, err := s.reap.Start(path, argv, &attr)
+	if err != nil {
+		return nil, fmt.Errorf("fork/exec %s: %w", path, err)
+	}
+	c := &child{pid: pid, done: make(chan struct{})}
+	s.running.Go(func() {
+		c.status = <-status
+		close(c.done)
+	})
+	return c, nil
+}
+
+// commandLine finds out what is executed for a program. script has to become descriptor 3.
+func (s *Server) commandLine(p program, env []string) (path string, argv []string, script *os.File, err error) {
+	search := process.LookupEnv(env, "PATH")
+	if len(p.argv) > 0 {
+		path, err := process.LookPath(p.argv[0], p.cwd, search)
+		if err != nil {
+			return "", nil, nil, fmt.Errorf("%s: %w", p.argv[0], err)
+		}
+		return path, p.argv, nil, nil
+	}
+	// Looked up each time: an image that has no bash may get one.
+	path, err = process.LookPath("bash", "/", search)
+	if err != nil && p.bash != nil {
+		return "", nil, nil, errors.New("bash is not installed in this sandbox; sessions need it")
+	}
+	if err != nil {
+		if path, err = process.LookPath("sh", "/", search); err != nil {
+			return "", nil, nil, fmt.Errorf("this sandbox has no shell: neither bash nor sh in %s", search)
+		}
+	}
+	argv = append([]string{filepath.Base(path)}, p.bash...)
+	if p.command == "" {
+		return path, argv, nil, nil
+	}
+	arg, script, err := process.CommandArg(p.command)
+	if err != nil {
+		return "", nil, nil, err
+	}
+	return path, append(argv, "-c", arg), script, nil
+}
+
+// alive tells whether the process has not been waited for.
+func (c *child) alive() bool {
+	select {
+	case <-c.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// signal sends a signal to the process's group; a group that has just ended needs none.
+func (c *child) signal(sig syscall.Signal) { _ = unix.Kill(-c.pid, sig) }
+
+// end asks the group to end, and kills what is left of it after the grace. It returns when the process has ended.
+func (c *child) end(grace time.Duration) {
+	if !c.alive() {
+		return
+	}
+	c.signal(unix.SIGTERM)
+	for step, until := time.Millisecond, time.Now().Add(grace); time.Now().Before(until); step = min(2*step, 20*time.Millisecond) {
+		if !c.alive() && unix.Kill(-c.pid, 0) != nil {
+			return
+		}
+		time.Sleep(step)
+	}
+	c.signal(unix.SIGKILL)
+	select {
+	case <-c.done:
+	case <-time.After(process.KillTimeout): // stuck in the kernel
+	}
+}
+
+// outcome is the exit code as this daemon's clients know it, -1 for death by a signal, and its reason.
+func (c *child) outcome() (code int, reason string) {
+	switch ws := c.status; {
+	case ws.Signaled():
+		reason = "signal: " + ws.Signal().String()
+		if ws.CoreDump() {
+			reason += " (core dumped)"
+		}
+		return -1, reason
+	case ws.ExitStatus() != 0:
+		return ws.ExitStatus(), "exit status " + strconv.Itoa(ws.ExitStatus())
+	default:
+		return 0, ""
+	}
+}
+
+// newID makes the id of a command.
+func newID() string {
+	var b [16]byte
+	// Never fails: the runtime ends the program without randomness.
+	_, _ = rand.Read(b[:])
+	return hex.EncodeToString(b[:])
+}
+
+// command is one that was asked for.
+type command struct {
+	id         string
+	text       string
+	background bool
+	began      time.Time
+	log        *os.File // of a background command
+
+	mu       sync.Mutex
+	child    *child // nil until it runs
+	failure  error  // why it could not be started
+	finished time.Time
+}
+
+const (
+	// keepRecords is how many commands that have ended are remembered, keepFor for how long.
+	keepRecords = 4096
+	keepFor     = time.Hour
+)
+
+// commands are those that were asked for.
+type commands struct {
+	mu    sync.Mutex
+	byID  map[string]*command
+	order []*command // oldest first
+}
+
+// add records a command. Old ones make room.
+func (cs *commands) add(c *command) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	cs.byID[c.id] = c
+	cs.order = append(cs.order, c)
+	keep := cs.order[:0]
+	for i, old := range cs.order {
+		ended, since := old.ended()
+		if ended && (len(cs.order)-i > keepRecords || since > keepFor) {
+			delete(cs.byID, old.id)
+			old.forget()
+			continue
+		}
+		keep = append(keep, old)
+	}
+	clear(cs.order[len(keep):])
+	cs.order = keep
+}
+
+func (cs *commands) find(id string) *command {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	return cs.byID[id]
+}
+
+func (cs *commands) all() []*command {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	return append([]*command(nil), cs.order...)
+}
+
+// killAll ends all that runs and forgets everything.
+func (cs *commands) killAll() {
+	for _, c := range cs.all() {
+		c.mu.Lock()
+		ch := c.child
+		c.mu.Unlock()
+		if ch != nil && ch.alive() {
+			ch.signal(unix.SIGKILL)
+			<-ch.done
+		}
+		c.forget()
+	}
+}
+
+// started records what became of the attempt to start it.
+func (c *command) started(ch *child, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.child, c.failure = ch, err
+	if err != nil {
+		c.finished = time.Now()
+	}
+}
+
+// ran records its end.
+func (c *command) ran() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.finished = time.Now()
+}
+
+// ended tells whether it is over, and for how long.
+func (c *command) ended() (bool, time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.finished.IsZero(), time.Since(c.finished)
+}
+
+// forget closes the log, whose file has no name.
+func (c *command) forget() {
+	if c.log != nil {
+		_ = c.log.Close()
+	}
+}

@@ -1,0 +1,138 @@
+package execd
+
+import (
+	"errors"
+
+	"os"
+	"sync"
+	"time"
+
+	"github.com/nemo-gym/nemo_gym_sandbox/agent/internal/pump"
+)
+
+// piped is a process whose output is told as it comes.
+type piped struct {
+	child *child
+	pumps []*pump.Pump
+	lines []*lines
+}
+
+// startPiped forks a program with a pipe for each kind of output; with one kind
+// it gets all. extra become its descriptors from 3 on. c, if any, is told.
+func (s *Server) startPiped(c *command, p program, out *stream, kinds []string, extra ...*os.File) (run *piped, err error) {
+	defer func() {
+		if c != nil {
+			var ch *child
+			if run != nil {
+				ch = run.child
+			}
+			c.started(ch, err)
+			s.commands.add(c)
+		}
+	}()
+	run = &piped{}
+	null, err := openNull()
+	if err != nil {
+		return nil, err
+	}
+	files := []*os.File{null}
+	defer func() {
+		for _, f := range files {
+			_ = f.Close()
+		}
+	}()
+	var sources []*os.File
+	for range kinds {
+		r, w, err := pump.NewPipe()
+		if err != nil {
+			for _, f := range sources {
+				_ = f.Close()
+			}
+			return nil, err
+		}
+		sources = append(sources, r)
+		files = append(files, os.NewFile(uintptr(w), "pipe"))
+	}
+	std := files
+	if len(kinds) == 1 {
+		std = append(files[:2:2], files[1])
+	}
+	run.child, err = s.fork(p, append(std[:3:3], extra...)...)
+	if err != nil {
+		for _, f := range sources {
+			_ = f.Close()
+		}
+		return nil, err
+	}
+	for i, r := range sources {
+		l := &lines{kind: kinds[i], out: out}
+		run.lines = append(run.lines, l)
+		run.pumps = append(run.pumps, pump.StartLeaving(r, l.write, s.leftovers.take))
+	}
+	return run, nil
+}
+
+// finish tells the rest of the output of a process that has ended.
+func (p *piped) finish() {
+	for _, one := range p.pumps {
+		one.Ended()
+	}
+	p.drain()
+}
+
+// drain waits for the ends of the output.
+func (p *piped) drain() {
+	for i, one := range p.pumps {
+		<-one.Done()
+		p.lines[i].end()
+	}
+}
+
+// leftovers are pipes that outlived their command because processes that it
+// left behind hold them. What these write is dropped.
+type leftovers struct {
+	mu     sync.Mutex
+	open   map[*os.File]struct{}
+	closed bool
+	wg     sync.WaitGroup
+}
+
+// take owns f from here on.
+func (l *leftovers) take(f *os.File) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		_ = f.Close()
+		return
+	}
+	l.open[f] = struct{}{}
+	l.wg.Go(func() {
+		defer func() {
+			l.mu.Lock()
+			delete(l.open, f)
+			l.mu.Unlock()
+			_ = f.Close()
+		}()
+		buf := make([]byte, 2<<10)
+		for {
+			_, err := f.Read(buf)
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				err = f.SetReadDeadline(time.Time{}) // that was for the pump
+			}
+			if err != nil {
+				return
+			}
+		}
+	})
+}
+
+// close gives up all of them.
+func (l *leftovers) close() {
+	l.mu.Lock()
+	l.closed = true
+	for f := range l.open {
+		_ = f.Close()
+	}
+	l.mu.Unlock()
+	l.wg.Wait()
+}
