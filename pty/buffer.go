@@ -33,7 +33,7 @@ type piece struct {
 }
 
 // maxPiece is how much small output is put together for one read.
-const maxPiece = 64 << 10
+const maxPiece = 32 << 10
 
 func (b *buffer) add(p []byte) {
 	b.size += len(p)

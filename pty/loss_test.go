@@ -257,29 +257,60 @@ func TestCloseDuringAReconnectDoesNotWait(t *testing.T) {
 	r.setDeaf(false)
 }
 
-func TestReaderThatRestsHoldsTheProcessBack(t *testing.T) {
-	r := newRig(t)
-	s := r.open(core.PTYSpec{Command: "head -c 4000000 /dev/zero | tr '\\0' x; printf END", NoTerminal: true})
-	// What is on the way is bounded: the window, two sockets' buffers and the reader's.
-	offset := func() int64 {
-		info, err := r.info(r.ctx(), s.SessionID())
-		require.NoError(t, err)
-		return info.OutputOffset
-	}
+// onTheWay waits for a process to be held back and gives how much it has printed by then.
+func (r *rig) onTheWay(s *Session) int64 {
 	last, same := int64(-1), 0
-	require.Eventually(t, func() bool {
-		now := offset()
-		if same++; now != last || now == 0 {
-			last, same = now, 0
+	require.Eventually(r.t, func() bool {
+		info, err := r.info(r.ctx(), s.SessionID())
+		require.NoError(r.t, err)
+		if same++; info.OutputOffset != last || last == 0 {
+			last, same = info.OutputOffset, 0
 		}
 		return same == 6
 	}, soon, 50*time.Millisecond)
-	assert.Less(t, last, int64(2_000_000))
+	return last
+}
+
+func TestReaderThatRestsHoldsTheProcessBack(t *testing.T) {
+	r := newRig(t)
+	s := r.open(core.PTYSpec{Command: "head -c 4000000 /dev/zero | tr '\\0' x; printf END", NoTerminal: true})
+	// What is on the way is bounded: what the server retains and what the reader's side buffers.
+	assert.Less(t, r.onTheWay(s), int64(2_000_000))
 	s.mu.Lock()
 	held := s.out[core.Stdout].size
 	s.mu.Unlock()
 	assert.LessOrEqual(t, held, maxBuffered)
 	assert.Equal(t, 4_000_003, len(r.rest(s.Read)))
+}
+
+// All of a flood that is on the way is still shown after an interrupt, so it has to be little. Nothing of it gets lost.
+func TestLittleOfATerminalsFloodIsOnTheWay(t *testing.T) {
+	r := newRig(t)
+	s := r.open(core.PTYSpec{Command: "stty raw -echo; head -c 4000000 /dev/zero | tr '\\0' x; printf END"})
+	assert.LessOrEqual(t, r.onTheWay(s), int64(128<<10+maxBuffered))
+	// Coming back with all of the ring to be replayed does not change that.
+	require.NoError(t, s.Detach())
+	assert.Greater(t, r.onTheWay(s), int64(1<<20))
+	s.mu.Lock()
+	seen := s.received
+	s.mu.Unlock()
+	require.NoError(t, s.Reattach(r.ctx()))
+	total := int64(0)
+	for {
+		p, err := s.Read(r.ctx())
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		var gap *core.PTYGap
+		if errors.As(err, &gap) {
+			assert.GreaterOrEqual(t, gap.At, seen)
+			total += gap.Bytes
+			continue
+		}
+		require.NoError(t, err)
+		total += int64(len(p))
+	}
+	assert.Equal(t, int64(4_000_003), total)
 }
 
 func TestConcurrentTakeoversLeaveOneHolder(t *testing.T) {

@@ -15,8 +15,9 @@ import (
 )
 
 // maxBuffered is how much unread output of a stream is kept here; then no more
-// is taken from the connection, and the process waits.
-const maxBuffered = 256 << 10
+// is taken from the connection, and the process waits. It is little, because after
+// an interrupt a user has to see all of it before the prompt.
+const maxBuffered = 64 << 10
 
 // Session is a client's side of a terminal session; it implements core.PTYSession.
 type Session struct {

@@ -9,6 +9,10 @@ import (
 // maxSpans bounds how often stdout and stderr may alternate in what the holder has not been sent.
 const maxSpans = 4096
 
+// window is how much output of a terminal may be on its way to whoever sits in
+// front of it. All of that is still shown after an interrupt; a screen takes some MiB/s.
+const window = 128 << 10
+
 // span tells where in the output one stream's turn ends. Only what the holder
 // has not been sent is described, and only without a terminal.
 type span struct {
@@ -42,16 +46,20 @@ func (s *session) produce(channel byte, p []byte) {
 
 // fits tells whether n bytes can be added and the ring still keeps everything
 // that the holder may not have got. Of one that does not say what it got, half of
-// the ring has to be enough for what is lost with a connection.
+// the ring has to be enough for what is lost with a connection. With a terminal the
+// holder moreover is not left far behind.
 func (s *session) fits(channel byte, n int64) bool {
 	if len(s.spans) >= maxSpans && s.spans[len(s.spans)-1].channel != channel {
 		return false
 	}
-	keep := 2 * (s.ring.total - s.sent + n)
+	ahead, times := s.ring.total-s.sent+n, int64(2)
 	if s.flow {
-		keep = s.ring.total - s.got + n
+		ahead, times = s.ring.total-s.got+n, 1
 	}
-	return keep <= s.ring.reserve(keep)
+	if s.holder != nil && s.spec.Terminal && ahead > window {
+		return false
+	}
+	return times*ahead <= s.ring.reserve(times*ahead)
 }
 
 // next gives the message that h is to be sent next. Output is copied into buf,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Detached", "LocalTerminal", "Terminated", "join"]
 
 _CHUNK = 64 << 10
+_SHOWN = 16 << 10  # output that is shown in one turn of the loop: a screen takes milliseconds for it
 _END_OF_INPUT = b"\x04"
 _RESIZE_PAUSE_S = 0.02  # a window that is being dragged changes with every pixel
 
@@ -202,7 +203,9 @@ async def join(session: SandboxPtySession, terminal: LocalTerminal, *, detach_ke
 
 async def _show(session: SandboxPtySession, terminal: LocalTerminal) -> None:
     async for chunk in session:
-        terminal.show(chunk)
+        for at in range(0, len(chunk), _SHOWN):
+            terminal.show(chunk[at : at + _SHOWN])
+            await asyncio.sleep(0)  # a key that was pressed meanwhile is sent before more is shown
 
 
 async def _type(session: SandboxPtySession, terminal: LocalTerminal, detach_key: bytes | None) -> None:

@@ -61,7 +61,7 @@ class Tmux:
         end = time.monotonic() + PATIENCE_S
         while not re.search(pattern, screen := self.screen(*options), re.MULTILINE):
             assert time.monotonic() < end, f"{pattern!r} did not come:\n{screen}"
-            time.sleep(0.05)
+            time.sleep(0.01)
         return screen
 
     def modes(self, name: str) -> str:
@@ -133,6 +133,20 @@ def test_a_shell_from_start_to_exit(terminal: Tmux, backend: str, tmp_path: Path
     terminal.sees("^status-5$")
     terminal.modes("after")
     assert same_modes(tmp_path)
+
+
+def test_an_interrupt_is_not_behind_the_flood(terminal: Tmux, backend: str) -> None:
+    terminal.type(f"{SHELL} --provider {backend}{image(backend)} --command \"PS1='box> ' sh -i\"")
+    terminal.sees(r"^box> $")
+    waits: list[float] = []
+    for _ in range(7):
+        terminal.type("printf '\\033c'; yes ABC")
+        terminal.sees(r"\A(ABC\n){29}")
+        began = time.monotonic()
+        terminal.keys("C-c")
+        terminal.sees(r"^box> $")
+        waits.append(time.monotonic() - began)
+    assert sorted(waits)[3] < 0.2, waits
 
 
 def test_the_end_of_input_ends_the_shell(terminal: Tmux) -> None:
