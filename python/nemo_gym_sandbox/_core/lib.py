@@ -54,8 +54,8 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.forked = False
-        self.ended = False  # the interpreter is exiting
+        self.forked: bool = False
+        self.ended: bool = False  # the interpreter is exiting
         self.after_fork: list[Callable[[], None]] = []
         short, long = _open(path)
         self.abi: tuple[int, int] = _checked_abi(short, path)
@@ -69,18 +69,18 @@ class Library:
             function.argtypes = list(arguments)
             return function
 
-        self.bridge_new = declare(short, "ngs_bridge_new", i64)
-        self.bridge_fd = declare(short, "ngs_bridge_fd", i32, i64)
-        self.bridge_close = declare(short, "ngs_bridge_close", i32, i64)
-        self.submit = declare(short, "ngs_submit", i32, i64, u64, ctypes.c_uint32, text, size)
-        self.cancel = declare(short, "ngs_cancel", i32, i64, u64)
-        self.drain = declare(short, "ngs_drain", i64, i64, addr, size)
-        self.stream_read = declare(short, "ngs_stream_read", i64, i64, addr, size)
-        self.stream_write = declare(short, "ngs_stream_write", i64, i64, text, size)
-        self.stream_close_write = declare(short, "ngs_stream_close_write", i32, i64)
+        self.bridge_new: Callable[..., Any] = declare(short, "ngs_bridge_new", i64)
+        self.bridge_fd: Callable[..., Any] = declare(short, "ngs_bridge_fd", i32, i64)
+        self.bridge_close: Callable[..., Any] = declare(short, "ngs_bridge_close", i32, i64)
+        self.submit: Callable[..., Any] = declare(short, "ngs_submit", i32, i64, u64, ctypes.c_uint32, text, size)
+        self.cancel: Callable[..., Any] = declare(short, "ngs_cancel", i32, i64, u64)
+        self.drain: Callable[..., Any] = declare(short, "ngs_drain", i64, i64, addr, size)
+        self.stream_read: Callable[..., Any] = declare(short, "ngs_stream_read", i64, i64, addr, size)
+        self.stream_write: Callable[..., Any] = declare(short, "ngs_stream_write", i64, i64, text, size)
+        self.stream_close_write: Callable[..., Any] = declare(short, "ngs_stream_close_write", i32, i64)
         self._stream_error = declare(short, "ngs_stream_error", i64, i64, addr, size)
-        self.stream_close = declare(short, "ngs_stream_close", i32, i64)
-        self.release = declare(short, "ngs_release", i32, i64)
+        self.stream_close: Callable[..., Any] = declare(short, "ngs_stream_close", i32, i64)
+        self.release: Callable[..., Any] = declare(short, "ngs_release", i32, i64)
         self._strerror = declare(short, "ngs_strerror", text, i64)
         self._layout = declare(short, "ngs_layout", i64, addr, size)
         self._sync_environ = declare(short, "ngs_sync_environ", i32)

@@ -41,8 +41,8 @@ class Scratch:
 
     def __init__(self) -> None:
         buffer = bytearray(self.SIZE)
-        self.view = memoryview(buffer)
-        self.address = ctypes.addressof((ctypes.c_char * self.SIZE).from_buffer(buffer))
+        self.view: memoryview = memoryview(buffer)
+        self.address: int = ctypes.addressof((ctypes.c_char * self.SIZE).from_buffer(buffer))
 
 
 class Bridge:
@@ -69,7 +69,7 @@ class Bridge:
         self._view = memoryview(buffer)
         self._address = ctypes.addressof((ctypes.c_char * len(buffer)).from_buffer(buffer))
         loop.add_reader(self._fd, self._on_events)
-        self.scratch = Scratch()
+        self.scratch: Scratch = Scratch()
         self._finalizer = weakref.finalize(loop, lib.bridge_close, handle)
         self._finalizer.atexit = False
 

@@ -42,7 +42,7 @@ class NativeObject:
     __slots__ = ("__weakref__", "_release", "number")
 
     def __init__(self, lib: Library, number: int) -> None:
-        self.number = number
+        self.number: int = number
         self._release = lib.release
 
     def __repr__(self) -> str:
@@ -343,13 +343,13 @@ class NativeProvider:
 
     async def _create_pty(self, handle: SandboxHandle, spec: SandboxPtySpec) -> NativePtySession:
         """Open a terminal session."""
-        return await pty.create(self._raw(handle), spec)
+        return await pty.create(self._raw(handle), spec, pty.NativePtySession)
 
     async def _attach_pty(
         self, handle: SandboxHandle, session_id: str, takeover: bool, since: int | None
     ) -> NativePtySession:
         """Attach to a terminal session."""
-        return await pty.attach(self._raw(handle), session_id, takeover, since)
+        return await pty.attach(self._raw(handle), session_id, takeover, since, pty.NativePtySession)
 
     # ---------------------------------------------------------------- for those who clear up
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from .._markers import MarkedOutput, Markers, typed
 from ..providers.base import SandboxPtyError
@@ -19,16 +19,22 @@ from .errors import exception_for, failure
 from .lib import EBADHANDLE, ECLOSED, EEOF, EFAILED
 from .loop import running_bridge
 
+S = TypeVar("S")
+
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Generator
+    from collections.abc import AsyncIterator, Callable, Generator
     from types import TracebackType
+    from typing import TypeAlias
 
     from ..providers.base import SandboxPtySpec
     from .codec import Reply
     from .loop import Bridge
-    from .native import NativeSandbox
+    from .native import NativeObject, NativeSandbox
 
-__all__ = ["NativePtySession", "attach", "create"]
+    Make: TypeAlias = Callable[[Bridge, NativeObject, Reply], S]
+    """How a session is made of what the library answered."""
+
+__all__ = ["NativePtySession", "attach", "create", "dial"]
 
 PIECE = 64 << 10
 """How much is written in one turn of the loop."""
@@ -43,7 +49,7 @@ QUIET_S = 1.0
 """A command without a connection is left alone when it has printed nothing for so long."""
 
 
-async def create(sandbox: NativeSandbox, spec: SandboxPtySpec) -> NativePtySession:
+async def create(sandbox: NativeSandbox, spec: SandboxPtySpec, make: Make[S]) -> S:
     """Open a session in a sandbox."""
     request: dict[str, Any] = {
         "command": spec.command or "",
@@ -54,25 +60,36 @@ async def create(sandbox: NativeSandbox, spec: SandboxPtySpec) -> NativePtySessi
         "user": codec.encode_user(spec.user),
         "pipes": not spec.pty,
     }
-    return await _session(sandbox, codec.PTY_OPEN, request)
+    return await _session(sandbox, codec.PTY_OPEN, {"sandbox": sandbox.number, **request}, make)
 
 
-async def attach(sandbox: NativeSandbox, session_id: str, takeover: bool, since: int | None) -> NativePtySession:
+async def attach(
+    sandbox: NativeSandbox,
+    session_id: str,
+    takeover: bool,
+    since: int | None,
+    make: Make[S],
+) -> S:
     """Attach to a session of a sandbox."""
-    request = {"id": session_id, "takeover": takeover, "since": since or 0}
-    return await _session(sandbox, codec.PTY_ATTACH, request)
+    request = {"sandbox": sandbox.number, "id": session_id, "takeover": takeover, "since": since or 0}
+    return await _session(sandbox, codec.PTY_ATTACH, request, make)
 
 
-async def _session(sandbox: NativeSandbox, op: int, request: dict[str, Any]) -> NativePtySession:
+async def dial(provider: NativeObject, request: dict[str, Any], make: Make[S]) -> S:
+    """Open a session, or attach to one, by the address of what serves it; capi/ngs.h tells the keys."""
+    return await _session(provider, codec.PTY_DIAL, {"provider": provider.number, **request}, make)
+
+
+async def _session(owner: NativeObject, op: int, request: dict[str, Any], make: Make[S]) -> S:
     bridge = running_bridge()
 
     def undo(reply: Reply) -> asyncio.Future[Reply]:
         return bridge.start(codec.PTY_CLOSE, codec.encode({"terminal": reply.json()["terminal"]}))
 
-    reply = await bridge.call(op, codec.encode({"sandbox": sandbox.number, **request}), undo=undo)
+    reply = await bridge.call(op, codec.encode(request), undo=undo)
     if reply.status != 0:
         raise failure(reply, op)
-    return NativePtySession(bridge, sandbox, reply)
+    return make(bridge, owner, reply)
 
 
 class _Output:
@@ -178,11 +195,11 @@ def _refused(bridge: Bridge, stream: int, code: int) -> BaseException:
 class _Terminal:
     """Owns the library's side of a session. Dropped without a close, the session lives on in its sandbox."""
 
-    __slots__ = ("__weakref__", "bridge", "number", "sandbox", "streams")
+    __slots__ = ("__weakref__", "bridge", "number", "owner", "streams")
 
-    def __init__(self, bridge: Bridge, sandbox: NativeSandbox, about: dict[str, Any]) -> None:
+    def __init__(self, bridge: Bridge, owner: NativeObject, about: dict[str, Any]) -> None:
         self.bridge = bridge
-        self.sandbox = sandbox  # let go of, it would take the session along
+        self.owner = owner  # let go of, it would take the session along
         self.number: int = about["terminal"]
         self.streams: tuple[int, int, int] = about["stdin"], about["stdout"], about["stderr"]
 
@@ -197,9 +214,9 @@ class NativePtySession:
     As an async context manager it closes itself on exit; iterating over it gives its output.
     """
 
-    def __init__(self, bridge: Bridge, sandbox: NativeSandbox, reply: Reply) -> None:
+    def __init__(self, bridge: Bridge, owner: NativeObject, reply: Reply) -> None:
         about = reply.json()
-        self._terminal = terminal = _Terminal(bridge, sandbox, about)
+        self._terminal = terminal = _Terminal(bridge, owner, about)
         self._bridge = bridge
         self._id: str = about["id"]
         self._mode: str = about["mode"]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,22 +17,8 @@ from nemo_gym_sandbox.providers.opensandbox import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
-ROOT = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenSandboxConnectionConfig]:
-    go = shutil.which("go")
-    assert go, "the stand-in server is built with Go"
-    program = tmp_path_factory.mktemp("standin") / "serve"
-    subprocess.run([go, "build", "-o", program, "./tests/standins/opensandbox/serve"], cwd=ROOT, check=True)
-    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
-        assert running.stdin and running.stdout
-        url, key = running.stdout.readline().split()
-        yield OpenSandboxConnectionConfig(domain=url, api_key=key, use_server_proxy=True)
-        running.stdin.close()
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
 
 
 def run(body: Callable[[], Awaitable[None]]) -> None:
