@@ -6,7 +6,7 @@ import base64
 import json
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,6 +66,26 @@ def public_server() -> Iterator[PublicServer]:
             running.stdin.close()
             running.wait(60)
     assert running.returncode == 0
+
+
+class Shared:
+    """The server that several test modules use: started with the first, ended with the test run."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._server: PublicServer | None = None
+
+    def server(self) -> PublicServer:
+        if self._server is None:
+            self._server = self._stack.enter_context(public_server())
+        return self._server
+
+    def close(self) -> None:
+        self._server = None
+        self._stack.close()
+
+
+shared = Shared()
 
 
 class SdkError(Exception):

@@ -117,6 +117,17 @@ class Driver:
         info = (await self._held[box].files.get_file_info([path]))[path]
         return {"mode": info.mode, "owner": info.owner, "size": info.size, "type": info.type}
 
+    async def snapshot(self, box: str) -> str:
+        manager = await SandboxManager.create(connection_config=self._connection)
+        made = await manager.create_snapshot(box)
+        while (made := await manager.get_snapshot(made.id)).status.state == "Creating":  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.1)
+        return made.id if made.status.state == "Ready" else made.status.state
+
+    async def delete_snapshot(self, snapshot: str) -> None:
+        manager = await SandboxManager.create(connection_config=self._connection)
+        await manager.delete_snapshot(snapshot)
+
     async def metrics(self, box: str) -> dict[str, Any]:
         return (await self._held[box].get_metrics()).model_dump(mode="json")
 

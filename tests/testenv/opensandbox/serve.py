@@ -119,7 +119,10 @@ def images() -> None:
         run(ROOT / "tests" / "testenv" / "make-image.sh", SMALL_IMAGE)
     if not run("docker", "images", "-q", BASH_IMAGE).strip():
         run(HERE / "bash-image.sh", BASH_IMAGE, SMALL_IMAGE)
+    before = run("docker", "images", "-q", "--no-trunc", DAEMON_IMAGE).strip()
     run(ROOT / "tests" / "testenv" / "execd-image.sh", DAEMON_IMAGE)
+    if before and before != run("docker", "images", "-q", "--no-trunc", DAEMON_IMAGE).strip():
+        subprocess.run(["docker", "rmi", before], capture_output=True, check=False)
 
 
 def owner() -> str:
