@@ -17,8 +17,8 @@ import (
 // cursorHeader tells up to where a log has been read.
 const cursorHeader = "EXECD-COMMANDS-TAIL-CURSOR"
 
-// commandBody asks for a command.
-type commandBody struct {
+// RunCommandRequest asks for a command. Its name is told when it can't be read.
+type RunCommandRequest struct {
 	Command    string            `json:"command"`
 	Argv       []string          `json:"argv"`
 	Cwd        string            `json:"cwd"`
@@ -30,7 +30,7 @@ type commandBody struct {
 }
 
 // problem says why the request can't be done, "" when it can.
-func (b *commandBody) problem() string {
+func (b *RunCommandRequest) problem() string {
 	switch {
 	case b.Command == "" && len(b.Argv) == 0:
 		return invalidField("RunCommandRequest", "Command", "required")
@@ -45,7 +45,7 @@ func (b *commandBody) problem() string {
 }
 
 // text is the command as it is told in its status.
-func (b *commandBody) text() string {
+func (b *RunCommandRequest) text() string {
 	if b.Command != "" {
 		return b.Command
 	}
@@ -53,7 +53,7 @@ func (b *commandBody) text() string {
 }
 
 func (s *Server) runCommand(w http.ResponseWriter, r *http.Request) {
-	var body commandBody
+	var body RunCommandRequest
 	if err := decode(w, r, &body); err != nil {
 		fail(w, http.StatusBadRequest, codeBadBody, "error parsing request, MAYBE invalid body format. %v", err)
 		return
@@ -82,12 +82,19 @@ func (s *Server) runCommand(w http.ResponseWriter, r *http.Request) {
 
 // foreground runs a command and tells its output and its end.
 func (s *Server) foreground(r *http.Request, out *stream, c *command, p program, timeout time.Duration) {
-	run, err := s.startPiped(c, p, out, []string{"stdout", "stderr"})
+	run, err := s.startPiped(p, 2)
+	if err != nil {
+		c.started(nil, err)
+	} else {
+		c.started(run.child, nil)
+	}
+	s.commands.add(c)
 	out.send(event{Type: "init", Text: c.id}, ping())
 	if err != nil {
 		out.send(ended(err.Error(), err.Error()))
 		return
 	}
+	run.tell(s, out, "stdout", "stderr")
 	over := make(chan struct{})
 	s.running.Go(func() {
 		defer close(over)

@@ -12,25 +12,16 @@ import (
 
 // piped is a process whose output is told as it comes.
 type piped struct {
-	child *child
-	pumps []*pump.Pump
-	lines []*lines
+	child   *child
+	sources []*os.File
+	pumps   []*pump.Pump
+	lines   []*lines
 }
 
 // startPiped forks a program with a pipe for each kind of output; with one kind
-// it gets all. extra become its descriptors from 3 on. c, if any, is told.
-func (s *Server) startPiped(c *command, p program, out *stream, kinds []string, extra ...*os.File) (run *piped, err error) {
-	defer func() {
-		if c != nil {
-			var ch *child
-			if run != nil {
-				ch = run.child
-			}
-			c.started(ch, err)
-			s.commands.add(c)
-		}
-	}()
-	run = &piped{}
+// it gets all. extra become its descriptors from 3 on. Nothing is told before tell.
+func (s *Server) startPiped(p program, kinds int, extra ...*os.File) (*piped, error) {
+	run := &piped{}
 	null, err := openNull()
 	if err != nil {
 		return nil, err
@@ -41,35 +32,34 @@ func (s *Server) startPiped(c *command, p program, out *stream, kinds []string, 
 			_ = f.Close()
 		}
 	}()
-	var sources []*os.File
 	for range kinds {
 		r, w, err := pump.NewPipe()
 		if err != nil {
-			for _, f := range sources {
-				_ = f.Close()
-			}
+			closeAll(run.sources...)
 			return nil, err
 		}
-		sources = append(sources, r)
+		run.sources = append(run.sources, r)
 		files = append(files, os.NewFile(uintptr(w), "pipe"))
 	}
 	std := files
-	if len(kinds) == 1 {
+	if kinds == 1 {
 		std = append(files[:2:2], files[1])
 	}
 	run.child, err = s.fork(p, append(std[:3:3], extra...)...)
 	if err != nil {
-		for _, f := range sources {
-			_ = f.Close()
-		}
+		closeAll(run.sources...)
 		return nil, err
 	}
-	for i, r := range sources {
-		l := &lines{kind: kinds[i], out: out}
-		run.lines = append(run.lines, l)
-		run.pumps = append(run.pumps, pump.StartLeaving(r, l.write, s.leftovers.take))
-	}
 	return run, nil
+}
+
+// tell begins to tell the output, of each pipe under its name.
+func (p *piped) tell(s *Server, out *stream, kinds ...string) {
+	for i, r := range p.sources {
+		l := &lines{kind: kinds[i], out: out}
+		p.lines = append(p.lines, l)
+		p.pumps = append(p.pumps, pump.StartLeaving(r, l.write, s.leftovers.take))
+	}
 }
 
 // finish tells the rest of the output of a process that has ended.

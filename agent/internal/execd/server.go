@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
-	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -145,21 +144,31 @@ func (s *Server) Close() {
 
 // Run serves until a signal asks it to end, and gives the process's exit code.
 func Run(cfg Config) (int, error) {
+	l, err := net.Listen("tcp", ":"+strconv.Itoa(cfg.Port))
+	if err != nil {
+		return 1, fmt.Errorf("listen on port %d: %w", cfg.Port, err)
+	}
+	return serve(cfg, l)
+}
+
+// serve makes this process the daemon, behind a listener that it closes.
+func serve(cfg Config, l net.Listener) (int, error) {
+	defer l.Close()
+	if at, ok := l.Addr().(*net.TCPAddr); ok {
+		cfg.Port = at.Port
+	}
 	process.CloseInherited()
 	// Handled signals are reset to their default in commands; ignored ones, as a shell leaves them to what it starts
 	// in the background, would stay ignored.
 	sigs := make(chan os.Signal, 4)
 	signal.Notify(sigs, unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGPIPE)
+	defer signal.Stop(sigs)
 	// What commands leave behind is this process's to collect: process 1 may be anything.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return 1, fmt.Errorf("become the subreaper: %w", err)
 	}
 	// The daemon is small; let it stay small rather than fast at collecting garbage.
 	debug.SetGCPercent(50)
-	l, err := net.Listen("tcp", ":"+strconv.Itoa(cfg.Port))
-	if err != nil {
-		return 1, fmt.Errorf("listen on port %d: %w", cfg.Port, err)
-	}
 	s := New(cfg, process.NewReaper(nil))
 	over := make(chan error, 1)
 	h := s.httpServer()
@@ -170,18 +179,16 @@ func Run(cfg Config) (int, error) {
 			if sig != unix.SIGTERM {
 				continue // meant for somebody else, or sent by a command
 			}
+			s.Close()
 			ctx, cancel := context.WithTimeout(context.Background(), endTime)
 			defer cancel()
-			s.Close()
 			if h.Shutdown(ctx) != nil {
 				_ = h.Close()
 			}
+			<-over
 			return 0, nil
 		case err := <-over:
 			s.Close()
-			if errors.Is(err, http.ErrServerClosed) {
-				return 0, nil
-			}
 			return 1, fmt.Errorf("serve: %w", err)
 		}
 	}

@@ -118,14 +118,15 @@ func (one *session) end() {
 	}
 }
 
-type sessionBody struct {
+// RunInSessionRequest asks for a run. Its name is told when it can't be read.
+type RunInSessionRequest struct {
 	Command string `json:"command"`
 	Cwd     string `json:"cwd"`
 	Timeout int64  `json:"timeout"` // milliseconds
 }
 
 // problem says why the request can't be done, "" when it can.
-func (b *sessionBody) problem() string {
+func (b *RunInSessionRequest) problem() string {
 	switch {
 	case b.Command == "":
 		return invalidField("RunInSessionRequest", "Command", "required")
@@ -136,7 +137,7 @@ func (b *sessionBody) problem() string {
 }
 
 func (s *Server) runInSession(w http.ResponseWriter, r *http.Request) {
-	var body sessionBody
+	var body RunInSessionRequest
 	if err := decode(w, r, &body); err != nil {
 		fail(w, http.StatusBadRequest, codeBadBody, "error parsing request. %v", err)
 		return
@@ -170,7 +171,7 @@ func (s *Server) runInSession(w http.ResponseWriter, r *http.Request) {
 }
 
 // sessionRun runs a command in a session and tells its output and its end.
-func (s *Server) sessionRun(one *session, body sessionBody, out *stream) {
+func (s *Server) sessionRun(one *session, body RunInSessionRequest, out *stream) {
 	began := time.Now()
 	refuse := func(err error) { out.fail(codeRuntime, "error running in session. "+err.Error()) }
 	script, state, err := one.script(body)
@@ -233,7 +234,7 @@ exit "$__ngs_code"
 `
 
 // script makes the files of a run: the shell's script with the command, and the one for the state that it leaves.
-func (one *session) script(body sessionBody) (files [2]*os.File, state *os.File, err error) {
+func (one *session) script(body RunInSessionRequest) (files [2]*os.File, state *os.File, err error) {
 	one.mu.Lock()
 	before := string(one.state)
 	one.mu.Unlock()
@@ -306,10 +307,11 @@ func (s *Server) startSession(one *session, script [2]*os.File, state *os.File, 
 	if _, err := os.Stat(p.cwd); p.cwd != "" && err != nil {
 		p.cwd = "" // its directory has been removed: the state says where it has gone, or that it can't
 	}
-	run, err := s.startPiped(nil, p, out, []string{"stdout"}, script[0], state, script[1])
+	run, err := s.startPiped(p, 1, script[0], state, script[1])
 	if err != nil {
 		return nil, err
 	}
+	run.tell(s, out, "stdout")
 	if !one.setChild(run.child) {
 		run.child.signal(unix.SIGKILL)
 	}
