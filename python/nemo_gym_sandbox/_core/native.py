@@ -4,65 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .. import telemetry
-from .._streams import TextFeed
 from ..providers.base import (
     OutputCallback,
     SandboxCreateError,
-    SandboxEndpoint,
     SandboxExecResult,
     SandboxHandle,
-    SandboxPtySpec,
     SandboxSpec,
     SandboxStatus,
     StdinSource,
 )
-from . import codec, pty, streams
+from . import codec, streams
 from .errors import exception_for, failure
-from .lib import Library, library
+from .lib import library
 from .loop import Bridge, running_bridge
+from .objects import NativeObject, NativeSandbox
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from .._streams import TextCallback
     from .codec import Reply
-    from .pty import NativePtySession
 
-__all__ = ["NativeProvider", "NativeSandbox"]
-
-
-class NativeObject:
-    """Owns an object of the library, and lets go of it when it is dropped. Never waits."""
-
-    __slots__ = ("__weakref__", "_release", "number")
-
-    def __init__(self, lib: Library, number: int) -> None:
-        self.number: int = number
-        self._release = lib.release
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.number:#x}>"
-
-    def __del__(self) -> None:
-        self._release(self.number)
-
-
-class NativeSandbox(NativeObject):
-    """What a native provider's handles hold as ``raw``.
-
-    Dropped without a stop, the sandbox lives on by its own rules (TTL, orphan timeout).
-    """
-
-    __slots__ = ()
+__all__ = ["NativeProvider", "absolute", "traced"]
 
 
 class NativeProvider:
-    """A provider of the library. Subclasses give its name and add the public methods of what their backend supports.
+    """A provider of the library. Subclasses give its name, and have what their backend supports among their bases; see
+    :mod:`.capabilities`.
 
     An object can be used from several event loops, one after the other and at once.
 
@@ -89,7 +60,7 @@ class NativeProvider:
 
         Raises ``create_error`` when it could not be made. When it fails, or is cancelled, nothing is left.
         """
-        request = _traced({"provider": self._native.number, "spec": codec.encode_spec(spec)})
+        request = traced({"provider": self._native.number, "spec": codec.encode_spec(spec)})
         bridge = running_bridge()
 
         def undo(reply: Reply) -> asyncio.Future[Reply]:
@@ -100,33 +71,9 @@ class NativeProvider:
 
         return self._handle(bridge, await self._call(codec.CREATE, request, bridge=bridge, undo=undo))
 
-    async def _connect(self, descriptor: Mapping[str, Any]) -> SandboxHandle:
-        """Take up a sandbox of another process."""
-        request = _traced({"provider": self._native.number, "descriptor": dict(descriptor)})
-        bridge = running_bridge()
-
-        def undo(reply: Reply) -> None:
-            bridge.lib.release(reply.json()["sandbox"])
-
-        return self._handle(bridge, await self._call(codec.CONNECT, request, bridge=bridge, undo=undo))
-
     def _handle(self, bridge: Bridge, reply: Reply) -> SandboxHandle:
         made = reply.json()
         return SandboxHandle(made["id"], self.name, NativeSandbox(bridge.lib, made["sandbox"]))
-
-    async def _serialize_handle(self, handle: SandboxHandle, scope: str | None = None) -> dict[str, Any]:
-        """Describe a sandbox for another process."""
-        return (await self._on(handle, codec.SERIALIZE, scope=scope)).json()
-
-    async def _disconnect(self, handle: SandboxHandle) -> None:
-        """Let go of a sandbox that was connected to."""
-        await self._on(handle, codec.DISCONNECT)
-
-    async def _set_defaults(
-        self, handle: SandboxHandle, *, user: str | int | None = None, workdir: str | None = None
-    ) -> None:
-        """Change what later commands get that say nothing; ``None`` goes back to the sandbox's own."""
-        await self._on(handle, codec.SET_DEFAULTS, user=codec.encode_user(user), workdir=workdir or "")
 
     async def status(self, handle: SandboxHandle) -> SandboxStatus:
         """Where the sandbox is in its life."""
@@ -180,18 +127,6 @@ class NativeProvider:
             handle, command, cwd, env, timeout_s, user, on_stdout=on_stdout, on_stderr=on_stderr, stdin=stdin
         )
 
-    async def _exec_with_background_services(
-        self,
-        handle: SandboxHandle,
-        command: str,
-        cwd: str | None = None,
-        timeout_s: int | float | None = None,
-        env: dict[str, str] | None = None,
-        user: str | int | None = None,
-    ) -> SandboxExecResult:
-        """Run a shell command whose services live on."""
-        return await self._run(handle, command, cwd, env, timeout_s, user, keep_background=True)
-
     async def _run(
         self,
         handle: SandboxHandle,
@@ -222,48 +157,23 @@ class NativeProvider:
             request["keep_background"] = True
         bridge = running_bridge()
         if on_stdout is None and on_stderr is None and stdin is None:
-            reply = await self._call(codec.EXEC, _traced(request), bridge=bridge, undo=_drop_outputs(bridge))
-            return await _result(bridge, reply)
+            return await self._run_collecting(bridge, request)
         if on_stdout is not None:
             request["stdout"] = "stream"
         if on_stderr is not None:
             request["stderr"] = "stream"
         if stdin is not None:
             request["stdin"] = True
-        return await self._run_streaming(bridge, _traced(request), on_stdout, on_stderr, stdin)
+        return await self._run_streaming(bridge, request, on_stdout, on_stderr, stdin)
 
-    async def _sidecar_exec(
-        self,
-        handle: SandboxHandle,
-        sidecar: str,
-        argv: list[str],
-        timeout_s: int | float | None,
-        on_stdout: TextCallback | None,
-    ) -> SandboxExecResult:
-        """Run argv in a sidecar. What ``on_stdout`` received is in the result as well."""
-        request: dict[str, Any] = {"sandbox": self._raw(handle).number, "sidecar": sidecar, "argv": argv}
-        if timeout_s is not None:
-            request["timeout_s"] = codec.encode_timeout(timeout_s)
-        bridge = running_bridge()
-        if on_stdout is None:
-            reply = await self._call(codec.EXEC, _traced(request), bridge=bridge, undo=_drop_outputs(bridge))
-            return await _result(bridge, reply)
-        heard: list[str] = []
-        follow = on_stdout
-
-        def hear(text: str) -> Awaitable[object] | object:
-            heard.append(text)
-            return follow(text)
-
-        feed = TextFeed(hear)
-        result = await self._run_streaming(bridge, _traced({**request, "stdout": "stream"}), feed, None, None)
-        await feed.finish()
-        return replace(result, stdout="".join(heard))
+    async def _run_collecting(self, bridge: Bridge, request: dict[str, Any]) -> SandboxExecResult:
+        reply = await self._call(codec.EXEC, traced(request), bridge=bridge, undo=_drop_outputs(bridge))
+        return await _result(bridge, reply)
 
     async def _run_streaming(
         self,
         bridge: Bridge,
-        request: bytes,
+        request: dict[str, Any],
         on_stdout: OutputCallback | None,
         on_stderr: OutputCallback | None,
         stdin: StdinSource | None,
@@ -287,7 +197,9 @@ class NativeProvider:
                 running.cancel()
 
         async def run() -> Reply:
-            return await self._call(codec.EXEC, request, bridge=bridge, undo=_drop_outputs(bridge), opened=opened)
+            return await self._call(
+                codec.EXEC, traced(request), bridge=bridge, undo=_drop_outputs(bridge), opened=opened
+            )
 
         running = bridge.loop.create_task(run())
         try:
@@ -311,45 +223,14 @@ class NativeProvider:
 
         Raises FileNotFoundError when there is no such local file.
         """
-        await self._on(handle, codec.UPLOAD, local=_absolute(source_path), remote=target_path)
-
-    async def _download_sidecar_file(
-        self, handle: SandboxHandle, sidecar: str, source_path: str, target_path: Path
-    ) -> None:
-        """Copy a file of a sidecar to the local file system."""
-        await self._on(handle, codec.DOWNLOAD, sidecar=sidecar, remote=source_path, local=_absolute(target_path))
+        await self._on(handle, codec.UPLOAD, local=absolute(source_path), remote=target_path)
 
     async def download_file(self, handle: SandboxHandle, source_path: str, target_path: Path) -> None:
         """Copy a file of the sandbox to the local file system, making the target's parents.
 
         Raises FileNotFoundError when the sandbox has no such file.
         """
-        await self._on(handle, codec.DOWNLOAD, remote=source_path, local=_absolute(target_path))
-
-    # ---------------------------------------------------------------- what some backends support
-
-    async def _endpoint(self, handle: SandboxHandle, port: int) -> SandboxEndpoint:
-        """The route to a port."""
-        found = (await self._on(handle, codec.ENDPOINT, port=port)).json()
-        return SandboxEndpoint(found["url"], found["headers"] or {})
-
-    async def _pause(self, handle: SandboxHandle) -> None:
-        """Stop the sandbox's processes in place."""
-        await self._on(handle, codec.PAUSE)
-
-    async def _resume(self, handle: SandboxHandle) -> None:
-        """Let the sandbox's processes go on."""
-        await self._on(handle, codec.RESUME)
-
-    async def _create_pty(self, handle: SandboxHandle, spec: SandboxPtySpec) -> NativePtySession:
-        """Open a terminal session."""
-        return await pty.create(self._raw(handle), spec, pty.NativePtySession)
-
-    async def _attach_pty(
-        self, handle: SandboxHandle, session_id: str, takeover: bool, since: int | None
-    ) -> NativePtySession:
-        """Attach to a terminal session."""
-        return await pty.attach(self._raw(handle), session_id, takeover, since, pty.NativePtySession)
+        await self._on(handle, codec.DOWNLOAD, remote=source_path, local=absolute(target_path))
 
     # ---------------------------------------------------------------- for those who clear up
 
@@ -389,7 +270,7 @@ class NativeProvider:
 
     async def _on(self, handle: SandboxHandle, op: int, **fields: Any) -> Reply:
         raw = self._raw(handle)
-        return await self._call(op, _traced({"sandbox": raw.number, **fields}))
+        return await self._call(op, traced({"sandbox": raw.number, **fields}))
 
     async def _call(self, op: int, request: bytes, *, bridge: Bridge | None = None, **options: Any) -> Reply:
         reply = await (bridge or running_bridge()).call(op, request, **options)
@@ -398,13 +279,13 @@ class NativeProvider:
         return reply
 
 
-def _traced(request: dict[str, Any]) -> bytes:
+def traced(request: dict[str, Any]) -> bytes:
     """A request with the current span in it, so that what the library does for it can join the trace."""
     parent = telemetry.traceparent()
     return codec.encode(request if parent is None else {**request, "traceparent": parent})
 
 
-def _absolute(path: Path) -> str:
+def absolute(path: Path) -> str:
     """The path from the root; this asks the kernel for the working directory and touches no file."""
     return os.path.abspath(path)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..providers.base import SandboxPtySpec
     from .codec import Reply
     from .loop import Bridge
-    from .native import NativeObject, NativeSandbox
+    from .objects import NativeObject, NativeSandbox
 
     Make: TypeAlias = Callable[[Bridge, NativeObject, Reply], S]
     """How a session is made of what the library answered."""

@@ -6,16 +6,21 @@ import ipaddress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from nemo_gym_sandbox._core.native import NativeProvider
+from nemo_gym_sandbox._core.capabilities import (
+    NativeDefaults,
+    NativeEndpoints,
+    NativePausing,
+    NativeReconnection,
+    NativeServices,
+    NativeSidecars,
+    NativeTerminals,
+)
 from nemo_gym_sandbox.providers import _options as check
 from nemo_gym_sandbox.providers.base import SandboxCreateError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Mapping, Sequence
 
-    from nemo_gym_sandbox._core.pty import NativePtySession
-    from nemo_gym_sandbox.providers.base import SandboxEndpoint, SandboxExecResult, SandboxHandle, SandboxPtySpec
 
 __all__ = [
     "DockerConnectionConfig",
@@ -163,7 +168,9 @@ class DockerConnectionConfig:
     """Else ``DOCKER_CONFIG``, else ``~/.docker``."""
 
 
-class DockerProvider(NativeProvider):
+class DockerProvider(
+    NativeReconnection, NativeDefaults, NativeEndpoints, NativePausing, NativeTerminals, NativeServices, NativeSidecars
+):
     """Runs each sandbox as a container.
 
     Each block is a mapping of its keys or its dataclass. Raises TypeError for a key that does not exist, ValueError for
@@ -191,80 +198,3 @@ class DockerProvider(NativeProvider):
                 "connection": check.plain(check.block(DockerConnectionConfig, connection, "connection")),
             }
         )
-
-    async def serialize_handle(self, handle: SandboxHandle, *, scope: str | None = None) -> dict[str, Any]:
-        """Describe a container for :meth:`connect` in another process."""
-        return await self._serialize_handle(handle, scope)
-
-    async def connect(self, descriptor: Mapping[str, Any]) -> SandboxHandle:
-        """Take up a running container; DockerCreateError when it is not there."""
-        return await self._connect(descriptor)
-
-    async def disconnect_handle(self, handle: SandboxHandle) -> None:
-        """Let go of a sandbox that was taken up; it lives on."""
-        await self._disconnect(handle)
-
-    async def set_defaults(self, handle: SandboxHandle, *, user: str | int | None, workdir: str | None) -> None:
-        """Note whom uploads are to belong to."""
-        await self._set_defaults(handle, user=user, workdir=workdir)
-
-    async def endpoint(self, handle: SandboxHandle, port: int) -> SandboxEndpoint:
-        """The published address of a declared port."""
-        return await self._endpoint(handle, port)
-
-    async def pause(self, handle: SandboxHandle) -> None:
-        """Freeze the container."""
-        await self._pause(handle)
-
-    async def resume(self, handle: SandboxHandle) -> None:
-        """Let a frozen container go on."""
-        await self._resume(handle)
-
-    async def sidecar_exec(
-        self,
-        handle: SandboxHandle,
-        sidecar: str,
-        argv: list[str],
-        *,
-        timeout_s: int | float | None,
-        on_stdout: Callable[[str], Awaitable[None] | None] | None = None,
-    ) -> SandboxExecResult:
-        """Run argv in the container of a sidecar, without a shell, and wait for its exit."""
-        return await self._sidecar_exec(handle, sidecar, argv, timeout_s, on_stdout)
-
-    async def download_sidecar_file(
-        self, handle: SandboxHandle, sidecar: str, source_path: str, target_path: Path
-    ) -> None:
-        """Copy one file of a sidecar to the local file system."""
-        await self._download_sidecar_file(handle, sidecar, source_path, target_path)
-
-    async def create_pty(self, handle: SandboxHandle, spec: SandboxPtySpec) -> NativePtySession:
-        """Open a session inside the container.
-
-        Raises NotImplementedError with exec mode ``engine``, ValueError for a size or a user that cannot be, SandboxPtyError
-        when the session can't be opened.
-        """
-        return await self._create_pty(handle, spec)
-
-    async def attach_pty(
-        self, handle: SandboxHandle, session_id: str, *, takeover: bool = True, since: int | None = None
-    ) -> NativePtySession:
-        """Attach to a session by its id, from any process that is connected to the sandbox.
-
-        ``takeover`` evicts the holder; without it a held session refuses with SandboxPtyError. ``since`` is the byte
-        offset from which retained output is read first; 0, and ``None``, is all of it.
-        """
-        return await self._attach_pty(handle, session_id, takeover, since)
-
-    async def exec_with_background_services(
-        self,
-        handle: SandboxHandle,
-        command: str,
-        *,
-        cwd: str | None = None,
-        timeout_s: int | float | None = None,
-        env: dict[str, str] | None = None,
-        user: str | int | None = None,
-    ) -> SandboxExecResult:
-        """Run a command and leave what it started running, whatever becomes of the command."""
-        return await self._exec_with_background_services(handle, command, cwd, timeout_s, env, user)

@@ -5,19 +5,26 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from nemo_gym_sandbox._core.native import NativeProvider
+from nemo_gym_sandbox._core.capabilities import (
+    NativeDefaults,
+    NativeEndpoints,
+    NativePausing,
+    NativeReconnection,
+    NativeServices,
+    NativeTerminals,
+)
 from nemo_gym_sandbox.providers import _options as check
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from nemo_gym_sandbox._core.pty import NativePtySession
-    from nemo_gym_sandbox.providers.base import SandboxEndpoint, SandboxExecResult, SandboxHandle, SandboxPtySpec
 
 __all__ = ["LocalProvider"]
 
 
-class LocalProvider(NativeProvider):
+class LocalProvider(
+    NativeReconnection, NativeDefaults, NativeEndpoints, NativePausing, NativeTerminals, NativeServices
+):
     """Runs commands on this machine.
 
     ``workspace_root`` holds the directories of sandboxes whose spec names none; the system's temporary directory
@@ -79,62 +86,3 @@ class LocalProvider(NativeProvider):
         if isolation is not None:
             config["isolation"] = isolation
         super().__init__(config)
-
-    async def serialize_handle(self, handle: SandboxHandle, *, scope: str | None = None) -> dict[str, Any]:
-        """Describe a sandbox for :meth:`connect` in another process of this machine."""
-        return await self._serialize_handle(handle, scope)
-
-    async def connect(self, descriptor: Mapping[str, Any]) -> SandboxHandle:
-        """Take up a running sandbox of this machine."""
-        return await self._connect(descriptor)
-
-    async def disconnect_handle(self, handle: SandboxHandle) -> None:
-        """Let go of a sandbox that was taken up; it lives on."""
-        await self._disconnect(handle)
-
-    async def set_defaults(self, handle: SandboxHandle, *, user: str | int | None, workdir: str | None) -> None:
-        """Note whom uploads are to belong to."""
-        await self._set_defaults(handle, user=user, workdir=workdir)
-
-    async def endpoint(self, handle: SandboxHandle, port: int) -> SandboxEndpoint:
-        """The address of a declared port."""
-        return await self._endpoint(handle, port)
-
-    async def pause(self, handle: SandboxHandle) -> None:
-        """Stop the sandbox's processes in place."""
-        await self._pause(handle)
-
-    async def resume(self, handle: SandboxHandle) -> None:
-        """Let stopped processes go on."""
-        await self._resume(handle)
-
-    async def create_pty(self, handle: SandboxHandle, spec: SandboxPtySpec) -> NativePtySession:
-        """Open a session inside the sandbox.
-
-        Raises ValueError for a size or a user that cannot be, SandboxPtyError
-        when the session can't be opened.
-        """
-        return await self._create_pty(handle, spec)
-
-    async def attach_pty(
-        self, handle: SandboxHandle, session_id: str, *, takeover: bool = True, since: int | None = None
-    ) -> NativePtySession:
-        """Attach to a session by its id, from any process that is connected to the sandbox.
-
-        ``takeover`` evicts the holder; without it a held session refuses with SandboxPtyError. ``since`` is the byte
-        offset from which retained output is read first; 0, and ``None``, is all of it.
-        """
-        return await self._attach_pty(handle, session_id, takeover, since)
-
-    async def exec_with_background_services(
-        self,
-        handle: SandboxHandle,
-        command: str,
-        *,
-        cwd: str | None = None,
-        timeout_s: int | float | None = None,
-        env: dict[str, str] | None = None,
-        user: str | int | None = None,
-    ) -> SandboxExecResult:
-        """Run a command and leave what it started running, whatever becomes of the command."""
-        return await self._exec_with_background_services(handle, command, cwd, timeout_s, env, user)

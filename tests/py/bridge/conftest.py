@@ -14,7 +14,13 @@ import pytest
 # Operations that provoke faults; read when the library is loaded.
 os.environ["NGS_TEST_HOOKS"] = "1"
 
-from nemo_gym_sandbox._core.native import NativeProvider
+from nemo_gym_sandbox._core.capabilities import (
+    NativeDefaults,
+    NativeEndpoints,
+    NativePausing,
+    NativeReconnection,
+    NativeServices,
+)
 from nemo_gym_sandbox.providers.base import SandboxHandle, SandboxSpec
 
 if TYPE_CHECKING:
@@ -23,7 +29,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[3]
 
 
-class Mem(NativeProvider):
+class Mem(NativeReconnection, NativeDefaults, NativeEndpoints, NativePausing, NativeServices):
     """The provider without processes."""
 
     name = "mem"

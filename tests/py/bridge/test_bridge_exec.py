@@ -181,19 +181,19 @@ async def test_the_life_of_a_sandbox() -> None:
     assert handle.provider_name == "mem"
     assert (await provider.exec(handle, "pwd; env A; cat f g")).stdout == "/w\n1\ntextü"
     assert await provider.status(handle) is SandboxStatus.RUNNING
-    await provider._pause(handle)
+    await provider.pause(handle)
     assert await provider.status(handle) is SandboxStatus.PAUSED
-    await provider._resume(handle)
-    assert (await provider._endpoint(handle, 8080)).endpoint == f"mem://{handle.sandbox_id}:8080"
-    await provider._set_defaults(handle, user="me", workdir="/d")
-    descriptor = json.loads(json.dumps(await provider._serialize_handle(handle, None)))
-    other = await provider._connect(descriptor)
+    await provider.resume(handle)
+    assert (await provider.endpoint(handle, 8080)).endpoint == f"mem://{handle.sandbox_id}:8080"
+    await provider.set_defaults(handle, user="me", workdir="/d")
+    descriptor = json.loads(json.dumps(await provider.serialize_handle(handle)))
+    other = await provider.connect(descriptor)
     assert other.sandbox_id == handle.sandbox_id
     assert (await provider.exec(other, "pwd; whoami")).stdout == "/d\nme\n"
     with pytest.raises(RuntimeError, match="disconnect is valid only"):
-        await provider._disconnect(handle)
-    await provider._disconnect(other)
-    assert (await provider._exec_with_background_services(handle, "env B", env={"B": "2"})).stdout == "2\n"
+        await provider.disconnect_handle(handle)
+    await provider.disconnect_handle(other)
+    assert (await provider.exec_with_background_services(handle, "env B", env={"B": "2"})).stdout == "2\n"
     await provider.close(handle)
     await provider.close(handle)
     assert await provider.status(handle) is SandboxStatus.STOPPED

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from nemo_gym_sandbox._core import pty as native_pty
-from nemo_gym_sandbox._core.native import NativeProvider
+from nemo_gym_sandbox._core.capabilities import NativeDefaults, NativeEndpoints, NativePausing, NativeReconnection
 from nemo_gym_sandbox.attribution import log_attribution_once, resolve_attribution, resolve_run_id
 from nemo_gym_sandbox.providers import _options as check
 from nemo_gym_sandbox.providers.base import SandboxCreateError, SandboxCreateVerificationError
@@ -28,7 +28,6 @@ from nemo_gym_sandbox.providers.opensandbox.pty import OpenSandboxPtySession, of
 
 if TYPE_CHECKING:
     from nemo_gym_sandbox.providers.base import (
-        SandboxEndpoint,
         SandboxExecResult,
         SandboxHandle,
         SandboxPtySpec,
@@ -99,11 +98,13 @@ def _check_options(options: Any) -> None:
             raise TypeError(f"provider option volumes must be a list of mappings, not of {type(volume).__name__}")
 
 
-class OpenSandboxProvider(NativeProvider):
+class OpenSandboxProvider(NativeReconnection, NativeDefaults, NativeEndpoints, NativePausing):
     """Runs each sandbox on an OpenSandbox server.
 
     Each block is a mapping of its keys or its dataclass. Raises TypeError for a key that does not exist, ValueError for
     a value that makes no sense. The server is not contacted.
+
+    With ``connection.use_server_proxy`` the headers of an endpoint hold the server's key.
     """
 
     name: ClassVar[str] = "opensandbox"
@@ -170,34 +171,6 @@ class OpenSandboxProvider(NativeProvider):
             named.kind = kind  # type: ignore[attr-defined]
             raise named from None
 
-    async def serialize_handle(self, handle: SandboxHandle, *, scope: str | None = None) -> dict[str, Any]:
-        """Describe a sandbox for :meth:`connect` in another process; ``scope`` has no meaning here."""
-        return await self._serialize_handle(handle, scope)
-
-    async def connect(self, descriptor: Mapping[str, Any]) -> SandboxHandle:
-        """Take up a sandbox that runs or is paused."""
-        return await self._connect(descriptor)
-
-    async def disconnect_handle(self, handle: SandboxHandle) -> None:
-        """Let go of a sandbox that was taken up; it lives on."""
-        await self._disconnect(handle)
-
-    async def set_defaults(self, handle: SandboxHandle, *, user: str | int | None, workdir: str | None) -> None:
-        """Note whom uploads are to belong to."""
-        await self._set_defaults(handle, user=user, workdir=workdir)
-
-    async def endpoint(self, handle: SandboxHandle, port: int) -> SandboxEndpoint:
-        """How the server routes to a port; with ``use_server_proxy`` the headers hold the server's key."""
-        return await self._endpoint(handle, port)
-
-    async def pause(self, handle: SandboxHandle) -> None:
-        """Ask for a pause and wait until the sandbox is paused."""
-        await self._pause(handle)
-
-    async def resume(self, handle: SandboxHandle) -> None:
-        """Ask for the end of a pause and wait until the sandbox answers."""
-        await self._resume(handle)
-
     async def create_pty(self, handle: SandboxHandle, spec: SandboxPtySpec) -> OpenSandboxPtySession:
         """Open a session inside the sandbox. Raises ValueError for a user given by number."""
         return await native_pty.create(self._raw(handle), spec, of_sandbox(owned=True))
@@ -227,7 +200,7 @@ class OpenSandboxProvider(NativeProvider):
 
         A timeout is a result with ``return_code`` 124 and ``error_type`` ``"timeout"``; it ends the services too.
         """
-        return await self._exec_with_background_services(handle, command, cwd, timeout_s, env, user)
+        return await self._run(handle, command, cwd, env, timeout_s, user, keep_background=True)
 
     def shared_volume_metadata(self) -> dict[str, str]:
         """The metadata that a sandbox with shared storage needs. NotImplementedError when none is configured."""

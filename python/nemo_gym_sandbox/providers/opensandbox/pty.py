@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from nemo_gym_sandbox._core.codec import Reply
     from nemo_gym_sandbox._core.loop import Bridge
-    from nemo_gym_sandbox._core.native import NativeObject
+    from nemo_gym_sandbox._core.objects import NativeObject
     from nemo_gym_sandbox.providers.base import SandboxPtySpec
 
 __all__ = [
