@@ -11,11 +11,16 @@ from typing import TYPE_CHECKING, Any
 from nemo_gym_sandbox.providers import base
 from nemo_gym_sandbox.providers.docker import DockerProvider
 from nemo_gym_sandbox.providers.local import LocalProvider
+from nemo_gym_sandbox.providers.opensandbox import OpenSandboxProvider
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PROVIDERS: dict[str, type[Any]] = {"docker": DockerProvider, "local": LocalProvider}
+PROVIDERS: dict[str, type[Any]] = {
+    "docker": DockerProvider,
+    "local": LocalProvider,
+    "opensandbox": OpenSandboxProvider,
+}
 
 
 def take_over(package: str) -> Callable[[], None]:

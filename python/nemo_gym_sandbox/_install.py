@@ -38,8 +38,8 @@ _undo: Callable[[], None] | None = None
 def install() -> None:
     """Let ``import nemo_gym.sandbox``, and all below it, give this package.
 
-    Where the package ``nemo_gym`` is installed, its own API stays and our ``docker`` and ``local`` providers take the
-    places of its providers of those names, with results and errors of its types. Repeating this does nothing.
+    Where the package ``nemo_gym`` is installed, its own API stays and our ``docker``, ``local`` and ``opensandbox`` providers
+    take the places of its providers of those names, with results and errors of its types. Repeating this does nothing.
     """
     global _undo
     with _lock:

@@ -239,7 +239,7 @@ class SandboxEndpoint:
 INSTALLED = """
 from .providers.base import *
 
-_classes = {"docker": "their docker", "local": "their local"}
+_classes = {"docker": "their docker", "local": "their local", "opensandbox": "their opensandbox"}
 
 def register_provider(name, cls, override=False):
     if name in _classes and not override:
@@ -278,6 +278,8 @@ def test_an_installed_package_gets_our_providers_in_its_types(installed: Path):
         Local = theirs.get_provider_class("local")
         assert issubclass(Local, nemo_gym_sandbox.get_provider_class("local"))
         assert isinstance(Local(), nemo_gym_sandbox.SandboxProvider)
+        Cluster = theirs.get_provider_class("opensandbox")
+        assert issubclass(Cluster, nemo_gym_sandbox.get_provider_class("opensandbox"))
 
         async def main():
             provider = Local(isolation="none")
@@ -316,7 +318,8 @@ def test_an_installed_package_gets_our_providers_in_its_types(installed: Path):
 
         asyncio.run(fails())
         nemo_gym_sandbox.uninstall()
-        assert theirs.get_provider_class("docker") == "their docker"
+        for name in ("docker", "local", "opensandbox"):
+            assert theirs.get_provider_class(name) == f"their {name}"
         """,
         installed,
         cwd=installed,
