@@ -45,6 +45,9 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, rest string) {
 		},
 		ErrorLog: log.New(io.Discard, "", 0),
 	}
+	// The server would otherwise close the request's body with the first byte of the answer, while it may still be
+	// on its way to the service: that cuts the answer.
+	_ = http.NewResponseController(w).EnableFullDuplex()
 	p.ServeHTTP(w, r)
 }
 
