@@ -260,6 +260,8 @@ type dialOptions struct {
 	takeover bool
 	since    int64
 	flow     bool
+	holder   string // who asks
+	back     bool   // after a lost connection, and not if somebody else has taken over since
 }
 
 func (o dialOptions) query() string {
@@ -274,7 +276,10 @@ func (o dialOptions) query() string {
 		q = append(q, "since="+strconv.FormatInt(o.since, 10))
 	}
 	if o.flow {
-		q = append(q, "flow=1")
+		q = append(q, "flow=1", "holder="+o.holder)
+		if o.back {
+			q = append(q, "back=1")
+		}
 	}
 	if q == nil {
 		return ""

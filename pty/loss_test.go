@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"sync"
 	"testing"
 	"time"
@@ -311,6 +312,51 @@ func TestLittleOfATerminalsFloodIsOnTheWay(t *testing.T) {
 		total += int64(len(p))
 	}
 	assert.Equal(t, int64(4_000_003), total)
+}
+
+// A holder that lost its connection does not know yet that somebody else has the session. When it comes back it is
+// told, instead of taking the session away again.
+func TestHolderThatComesBackDoesNotUndoATakeover(t *testing.T) {
+	r := newRig(t)
+	first := r.open(core.PTYSpec{Command: "stty -echo; echo ready; while read x; do echo got-$x; done"})
+	r.until(first, "ready")
+	for _, takeover := range []bool{true, false} {
+		away := make(chan struct{})
+		lonely := *r.Client
+		lonely.Dial = func(ctx context.Context) (net.Conn, error) {
+			select {
+			case <-away:
+				return r.Dial(ctx)
+			case <-ctx.Done():
+				return nil, context.Cause(ctx)
+			}
+		}
+		lost := r.attach(first.SessionID(), true, 0)
+		lost.mu.Lock()
+		lost.c = &lonely
+		lost.mu.Unlock()
+		cutLink(lost)
+		require.Eventually(t, func() bool {
+			lost.mu.Lock()
+			defer lost.mu.Unlock()
+			return lost.link == nil
+		}, soon, time.Millisecond)
+		var next *Session
+		require.Eventually(t, func() bool { // until the server has seen the loss too, it refuses whoever does not take over
+			var err error
+			next, err = r.Attach(r.ctx(), first.SessionID(), takeover, 0)
+			return err == nil
+		}, soon, 5*time.Millisecond)
+		close(away)
+		_, err := lost.WaitExit(r.ctx())
+		require.ErrorContains(t, err, "taken over")
+		require.NoError(t, next.Write(r.ctx(), []byte("me\n")))
+		r.until(next, "got-me")
+		// To ask for it is something else.
+		require.NoError(t, next.Detach())
+		require.NoError(t, next.Reattach(r.ctx()))
+		require.NoError(t, next.Close(r.ctx()))
+	}
 }
 
 func TestConcurrentTakeoversLeaveOneHolder(t *testing.T) {

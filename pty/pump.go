@@ -102,7 +102,7 @@ func (s *Session) pump(ctx context.Context, l *link) {
 			sleep(ctx, l.times.retry[min(fruitless, len(l.times.retry))-1])
 		}
 		if err == nil {
-			l, err = s.establish(ctx, "pty reattach", dialOptions{takeover: true})
+			l, err = s.establish(ctx, "pty reattach", dialOptions{takeover: true, back: true})
 		}
 		if err != nil {
 			s.end(ctx, err)
@@ -228,7 +228,7 @@ func isRefused(err error) bool {
 // connect makes one try to attach, from the first byte that has not arrived.
 func (s *Session) connect(ctx context.Context, o dialOptions) (*link, error) {
 	s.mu.Lock()
-	o.since, o.flow = s.received, s.c.Flow
+	o.since, o.flow, o.holder = s.received, s.c.Flow, s.holder
 	s.mu.Unlock()
 	if s.c.RestartsEnded && !o.first {
 		if err := s.stillRuns(ctx); err != nil {

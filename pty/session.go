@@ -2,6 +2,7 @@ package pty
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"io"
 	"slices"
@@ -24,6 +25,8 @@ type Session struct {
 	c     *Client
 	id    string
 	owned bool // made here: its end is the end of the session
+	// holder tells the server connections of this session from those of other clients.
+	holder string
 
 	// moving is held during Detach, Reattach and Close, which take turns.
 	moving chan struct{}
@@ -52,7 +55,7 @@ var _ core.PTYSession = (*Session)(nil)
 var errLinkDown = errors.New("the connection was lost")
 
 func newSession(c *Client, id string, owned bool) *Session {
-	return &Session{c: c, id: id, owned: owned, replay: -1,
+	return &Session{c: c, id: id, owned: owned, holder: rand.Text(), replay: -1,
 		moving: make(chan struct{}, 1), turn: make(chan struct{}, 1), typing: make(chan struct{}, 1)}
 }
 

@@ -25,6 +25,8 @@ type holder struct {
 	replayAt int64
 	missed   bool // output that was asked for is not retained any more
 	flow     bool // both sides tell what has arrived
+	name     string
+	back     bool // it lost its connection, and wants to go on if nobody has held the session since
 
 	// The session's lock guards these.
 	toldTaken int64 // of the input taken, how much the client was told of

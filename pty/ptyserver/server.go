@@ -318,7 +318,12 @@ func (s *Server) attach(w http.ResponseWriter, r *http.Request) {
 		return // it has been answered
 	}
 	h := newHolder(one, conn, q.Get("flow") == "1")
+	h.name, h.back = q.Get("holder"), q.Get("back") == "1"
 	if err := one.attach(h, takeover, since, q.Get("pty") != "0"); err != nil {
+		if errors.Is(err, errTaken) {
+			h.bye(proto.CloseTakenOver, proto.ReasonTakenOver, h.times.farewell)
+			return
+		}
 		code := proto.CodeHeld
 		if errors.Is(err, errDeleted) {
 			code = proto.CodeNotFound

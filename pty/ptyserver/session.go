@@ -40,6 +40,7 @@ type session struct {
 
 	ring   ring
 	holder *holder
+	last   string // the name of the last holder
 	// sent is up to where the holder has been sent output, got up to where it has said that
 	// it got it. What it may not have got is not driven out of the ring as long as there
 	// is a holder, or one that lost its connection has a claim: the process waits instead.
@@ -62,6 +63,7 @@ type claim struct{ ticks int }
 var (
 	errHeld    = errors.New("another client is already connected")
 	errDeleted = errors.New("the session was deleted")
+	errTaken   = errors.New("another client has taken the session over")
 )
 
 func newSession(srv *Server, id string, spec Spec, rows, cols int) *session {
@@ -78,13 +80,16 @@ func (s *session) attach(h *holder, takeover bool, since int64, terminal bool) e
 	case s.gone:
 		s.mu.Unlock()
 		return errDeleted
+	case h.back && h.name != s.last:
+		s.mu.Unlock()
+		return errTaken
 	case s.holder != nil && !takeover:
 		s.mu.Unlock()
 		return errHeld
 	case s.holder != nil:
 		s.holder.evict()
 	}
-	s.holder, s.claim, s.spans = h, nil, nil
+	s.holder, s.last, s.claim, s.spans = h, h.name, nil, nil
 	h.replay, h.replayAt = s.ring.appendFrom(h.replay, since)
 	h.missed = h.replayAt > since
 	s.sent, s.got, s.flow = s.ring.total, h.replayAt, h.flow

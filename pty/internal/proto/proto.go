@@ -3,11 +3,13 @@
 //	POST   {base}/pty            Create -> Created
 //	GET    {base}/pty/{id}       -> Info
 //	DELETE {base}/pty/{id}
-//	GET    {base}/pty/{id}/ws    websocket; query: pty=0, since=N, takeover=1, flow=1
+//	GET    {base}/pty/{id}/ws    websocket; query: pty=0, since=N, takeover=1, flow=1, holder=NAME, back=1
 //
 // With flow=1, which not every server knows, both sides tell each other what has
 // arrived. Then output waits for a client that has not got it, however much the
 // connection between them can hold, and input is sent again that got lost with one.
+// A client that gives itself a name says with back=1 that its connection got lost: it
+// is let in again only if nobody else has held the session since.
 //
 // A binary message begins with a byte that names its channel, a text message is
 // a JSON Control. All offsets count the bytes of a session's whole output,
