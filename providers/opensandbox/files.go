@@ -256,7 +256,7 @@ func (i *instance) read(ctx context.Context, remotePath string, w io.Writer) err
 			}
 		}
 		switch {
-		case errors.Is(err, io.EOF) && res.ContentLength < 0:
+		case errors.Is(err, io.EOF) && res.ContentLength <= 0:
 			return i.checkSize(ctx, remotePath, got)
 		case errors.Is(err, io.EOF):
 			return nil
@@ -266,16 +266,20 @@ func (i *instance) read(ctx context.Context, remotePath string, w io.Writer) err
 	}
 }
 
-// checkSize makes sure of a download whose length nobody announced: a server may
-// end a body in good order that its daemon did not.
+// checkSize makes sure of a download whose length nobody announced, or that is empty: a server may
+// end a body in good order that its daemon did not, and a pipe gives nothing.
 func (i *instance) checkSize(ctx context.Context, remotePath string, got int64) error {
 	var infos map[string]struct {
-		Size int64 `json:"size"`
+		Type string `json:"type"`
+		Size int64  `json:"size"`
 	}
 	if _, err := i.ask(ctx, call{method: http.MethodGet}, "/files/info?path="+url.QueryEscape(remotePath), &infos); err != nil {
 		return err
 	}
 	for _, f := range infos {
+		if f.Type == "other" {
+			return core.Errorf(core.KindInvalid, "download", "%s is not a regular file", remotePath)
+		}
 		if f.Size > got {
 			return &transportError{what: "incomplete chunked read", err: fmt.Errorf("%d of %d bytes came", got, f.Size)}
 		}

@@ -3,6 +3,7 @@ package tests
 import (
 	"bufio"
 	"encoding/json"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -66,10 +67,14 @@ func (s *publicServer) provider(t testing.TB, proxied bool, blocks settings) cor
 	t.Helper()
 	all := settings{
 		"connection": settings{"domain": s.URL, "api_key": s.Key, "use_server_proxy": proxied},
-		"create":     settings{"connect_poll_s": 0.05},
+		"create":     settings{"connect_poll_s": 0.05, "retry_delay_s": 0.05},
+		"operations": settings{"retry_delay_s": 0.05},
 	}
 	for name, block := range blocks {
-		all[name] = block
+		merged, _ := all[name].(settings)
+		merged = maps.Clone(merged)
+		maps.Copy(merged, block.(settings))
+		all[name] = merged
 	}
 	raw, err := json.Marshal(all)
 	require.NoError(t, err)

@@ -29,7 +29,12 @@ func TestPublicOpenSandboxServer(t *testing.T) {
 			c.Spec = core.Spec{Image: server.Image, Workdir: "/work/space", Env: map[string]string{}}
 			c.New = func(t testing.TB) core.Provider { return server.provider(t, mode.proxied, mode.blocks) }
 			c.Leftovers = server.containers
-			c.TextOnly, c.NoStdin, c.NoBackPressure, c.MaxInFlight, c.Slow = true, true, true, 40, 2
+			// The daemon ends process groups.
+			c.NoTreeKill = true
+			c.TextOnly, c.NoStdin, c.NoBackPressure, c.NoHome, c.LateUsers = true, true, true, true, true
+			// A time to live is a minute at least, which is too long to wait for.
+			c.NoTerminalSignalCodes, c.ShortReplay, c.FailedEnds, c.NoTTL = true, true, true, true
+			c.MaxInFlight, c.Slow = 40, 2
 			suite.Run(t, c)
 		})
 	}

@@ -219,7 +219,7 @@ var lifecycleCases = []testCase{
 		b.ok(t, "touch /tmp/suite-end-"+m)
 		b.wait(t, "the status is stopped", func() bool {
 			st, err := b.sb.Status(b.context(t))
-			return err == nil && st == core.StatusStopped
+			return err == nil && (st == core.StatusStopped || b.cfg.FailedEnds && st == core.StatusError)
 		})
 	}},
 	{name: "a_paused_process_goes_on_or_does_not_come_back", absent: func(c Config) bool { return c.NoPause }, run: func(t *testing.T, b *box) {

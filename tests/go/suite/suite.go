@@ -50,10 +50,18 @@ type Config struct {
 	AsLines bool
 	// Merged: stdout holds what was written to stderr too, and stderr holds what the backend says.
 	Merged bool
+	// NoHome: a user who is given by number keeps another one's home.
+	NoHome bool
+	// LateUsers: an unknown user makes the command fail with a code, instead of being refused.
+	LateUsers bool
 	// NoTreeKill: on timeout and cancel only the command itself is sure to end, not what has left its session.
 	NoTreeKill bool
 	// NoSignalCodes: death by a signal is not always told as 128 and its number.
 	NoSignalCodes bool
+	// NoTerminalSignalCodes: of a terminal session's death by a signal no number is told.
+	NoTerminalSignalCodes bool
+	// ShortReplay: of what a session prints while nobody is attached only the last mebibyte is kept.
+	ShortReplay bool
 	// NoPause: sandboxes can't be paused.
 	NoPause bool
 	// NoConnect: sandboxes can't be taken up by another process.
@@ -62,6 +70,8 @@ type Config struct {
 	NoTTL bool
 	// NoEntrypoint: the spec's entrypoint is not run, or its end is not the sandbox's.
 	NoEntrypoint bool
+	// FailedEnds: a main process that ends with another code than 0 leaves an error behind, not a stopped sandbox.
+	FailedEnds bool
 	// NoTerminals: there are no terminal sessions.
 	NoTerminals bool
 	// RemoteProcesses: this machine's /proc does not show the processes of sandboxes.
@@ -255,7 +265,7 @@ func (r result) printed(stdout, stderr string) bool {
 		return r.stdout == stdout+stderr
 	}
 	got := r.stderr
-	if r.cfg.AsLines && r.ExitCode != 0 {
+	if r.cfg.AsLines && r.ExitCode != 0 && r.ErrorType == "" {
 		// The line more, which stands alone or behind others.
 		got = got[:max(strings.LastIndexByte(got, '\n'), 0)]
 	}
