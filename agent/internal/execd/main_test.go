@@ -232,7 +232,7 @@ func contained(t *testing.T) []string {
 	passwd, group := filepath.Join(dir, "passwd"), filepath.Join(dir, "group")
 	require.NoError(t, os.WriteFile(passwd, []byte("root:x:0:0:root:/root:/bin/bash\nagent:x:1000:1000:agent:/home/agent:/bin/bash\n"), 0o644))
 	require.NoError(t, os.WriteFile(group, []byte("root:x:0:\nagent:x:1000:\n"), 0o644))
-	return []string{bwrap, "--dev-bind", "/", "/", "--proc", "/proc", "--tmpfs", "/tmp", "--tmpfs", "/root", "--ro-bind", self, "/root/execd",
+	return []string{bwrap, "--bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--tmpfs", "/root", "--ro-bind", self, "/root/execd",
 		"--ro-bind", passwd, "/etc/passwd", "--ro-bind", group, "/etc/group", "--unshare-pid", "--as-pid-1", "--die-with-parent", "--cap-add", "ALL",
 		"--chdir", "/tmp", "--"}
 }

@@ -28,6 +28,7 @@ func (s *Server) openTerminal(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+	dropUnknown(body)
 	dir, err := s.makeWorkdir(cwd)
 	if err == nil {
 		body["cwd"], err = json.Marshal(dir)
@@ -43,6 +44,22 @@ func (s *Server) openTerminal(w http.ResponseWriter, r *http.Request) {
 	r = r.Clone(r.Context())
 	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(p)), int64(len(p))
 	s.terminals.Handler().ServeHTTP(w, r)
+}
+
+// dropUnknown takes out what this protocol does not know and the service would
+// refuse: additions count when they make sense, and are ignored as everywhere else when they do not.
+func dropUnknown(body map[string]json.RawMessage) {
+	var rows, cols uint16
+	if json.Unmarshal(body["rows"], &rows) != nil || json.Unmarshal(body["cols"], &cols) != nil || rows == 0 || cols == 0 {
+		delete(body, "rows")
+		delete(body, "cols")
+	}
+	if env := map[string]string(nil); json.Unmarshal(body["env"], &env) != nil {
+		delete(body, "env")
+	}
+	if user := ""; json.Unmarshal(body["user"], &user) != nil {
+		delete(body, "user")
+	}
 }
 
 // starter forks the processes of terminal sessions.
