@@ -80,7 +80,12 @@ class Sockets:
             if os.fstat(copy).st_ino != inode:  # the number is that of something else by now
                 os.close(copy)
                 continue
-            with socket.socket(fileno=copy) as one, contextlib.suppress(OSError):
+            try:
+                one = socket.socket(fileno=copy)
+            except OSError:  # only the path of one
+                os.close(copy)
+                continue
+            with one, contextlib.suppress(OSError):
                 if one.family == socket.AF_UNIX:
                     one.shutdown(socket.SHUT_RDWR)
                     return True
@@ -114,12 +119,12 @@ class Moved:
             self.moves[kind.__name__.strip("_")] += 1
             await kind()
         took = time.monotonic() - began
-        await self._clients[0].exec(f"touch {self._stop}")
+        await self._command(f"touch {self._stop}")
         async with asyncio.timeout(PATIENCE_S):
             while not self._over:
                 await self._read(GAP_S)
-        code = await self._session.wait_exit(PATIENCE_S)
-        printed = int((await self._clients[0].exec(f"cat {self._count}")).stdout or 0)
+            code = await self._session.wait_exit()
+        printed = int(await self._command(f"cat {self._count}"))
         wanted = hashlib.sha256()
         for at in range(0, printed, STEP):
             wanted.update(b"".join(b"%063d\n" % number for number in range(at, at + STEP)))
@@ -134,6 +139,14 @@ class Moved:
                 f"{self.name}: {self.got - printed * RECORD:+} bytes, exit code {code}, "
                 f"SHA-256 {'equal' if self._hash.digest() == wanted.digest() else 'different'}"
             )
+
+    async def _command(self, command: str) -> str:
+        """Run it in the sandbox; again when its own connection was cut by somebody else's move."""
+        for _ in range(ATTEMPTS):
+            result = await self._clients[0].exec(command)
+            if result.return_code == 0:
+                return result.stdout or ""
+        raise RuntimeError(f"{self.name}: {command!r} failed: {result}")
 
     async def _read(self, seconds: float) -> None:
         """Read for a while."""
