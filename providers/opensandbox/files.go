@@ -86,7 +86,11 @@ func (i *instance) writeFile(ctx context.Context, f core.File) error {
 
 // store sends size bytes as a file.
 func (i *instance) store(ctx context.Context, r io.Reader, size int64, mode fs.FileMode, remotePath string) error {
-	meta := fileMetadata{Path: i.inside(remotePath), Mode: modeDigits(mode)}
+	target := i.inside(remotePath)
+	meta := fileMetadata{Path: target, Mode: modeDigits(mode)}
+	if isPattern(target) {
+		meta.Path = stopover()
+	}
 	who, err := readAccount("upload", i.defaults().User)
 	if err != nil {
 		return err
@@ -131,9 +135,12 @@ func (i *instance) store(ctx context.Context, r io.Reader, size int64, mode fs.F
 		return err
 	}
 	if who.uid != nil && (*who.uid != 0 || who.gid != nil) {
-		return i.give(ctx, meta.Path, who)
+		err = i.give(ctx, meta.Path, who)
 	}
-	return nil
+	if err == nil && meta.Path != target {
+		err = i.script(ctx, moveIn, meta.Path, target)
+	}
+	return err
 }
 
 // give makes a file belong to somebody of whom only numbers are known: the daemon knows names.
@@ -142,11 +149,7 @@ func (i *instance) give(ctx context.Context, p string, who account) error {
 	if who.gid != nil {
 		owner += ":" + strconv.Itoa(*who.gid)
 	}
-	res, err := i.run(ctx, core.ExecRequest{Command: words([]string{"chown", owner, "--", p}), User: "0", Timeout: time.Minute}, core.Discard)
-	if err == nil && (res.ErrorType != "" || res.ExitCode != 0) {
-		err = fmt.Errorf("chown of %s to %s ended with code %d %s", p, owner, res.ExitCode, res.Reason)
-	}
-	return err
+	return i.script(ctx, `chown "$1" -- "$2"`, owner, p)
 }
 
 var fileName = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\r", "_", "\n", "_")
@@ -183,7 +186,16 @@ func (i *instance) Download(ctx context.Context, remotePath, localPath string) e
 		return core.Errorf(core.KindInvalid, "download", "%w", err)
 	}
 	err := i.ops().retry(ctx, "downloading a file of sandbox "+i.id, func(ctx context.Context) error {
-		return i.fetch(ctx, i.inside(remotePath), localPath)
+		target := i.inside(remotePath)
+		if !isPattern(target) {
+			return i.fetch(ctx, target, localPath)
+		}
+		link := stopover()
+		if err := i.script(ctx, linkTo, target, link); err != nil {
+			return err
+		}
+		err := i.fetch(ctx, link, localPath)
+		return errors.Join(err, i.script(context.WithoutCancel(ctx), `rm -f -- "$1"`, link))
 	})
 	return failed(ctx, "download", i.id, "downloading "+remotePath, err)
 }

@@ -18,7 +18,7 @@ var publicModes = []struct {
 	{"direct_streamed", false, nil, suite.Config{AsLines: true}},
 	{"proxied_polled", true, settings{"operations": settings{
 		"background_exec": true, "background_poll_initial_s": 0.02, "background_poll_interval_s": 0.2,
-	}}, suite.Config{Merged: true, NoStreaming: true}},
+	}}, suite.Config{Merged: true, NoStreaming: true, OneSandbox: true}},
 }
 
 func TestPublicOpenSandboxServer(t *testing.T) {
@@ -33,7 +33,7 @@ func TestPublicOpenSandboxServer(t *testing.T) {
 			c.NoTreeKill = true
 			c.TextOnly, c.NoStdin, c.NoBackPressure, c.NoHome, c.LateUsers = true, true, true, true, true
 			// A time to live is a minute at least, which is too long to wait for.
-			c.NoTerminalSignalCodes, c.ShortReplay, c.FailedEnds, c.NoTTL = true, true, true, true
+			c.NoTerminalSignalCodes, c.ShortReplay, c.NoLateAttach, c.FailedEnds, c.NoTTL = true, true, true, true, true
 			c.MaxInFlight, c.Slow = 40, 2
 			suite.Run(t, c)
 		})

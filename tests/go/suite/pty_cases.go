@@ -302,7 +302,7 @@ var terminalCases = []testCase{
 		}
 		wantText(t, strings.ReplaceAll(string(r.Stdout), "\r\n", "\n"), countUp(5))
 	}},
-	{name: "a_storm_of_attaches_loses_or_doubles_output", absent: noTerminals, run: func(t *testing.T, b *box) {
+	{name: "a_storm_of_attaches_loses_or_doubles_output", absent: func(c Config) bool { return c.NoTerminals || c.NoLateAttach }, run: func(t *testing.T, b *box) {
 		const lines, moves = 16 << 10, 20
 		seed := rand.Uint64()
 		t.Logf("seed %d", seed)

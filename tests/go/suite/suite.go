@@ -78,6 +78,10 @@ type Config struct {
 	RemoteProcesses bool
 	// RemoteFiles: files cross a network, so the largest are left out.
 	RemoteFiles bool
+	// NoLateAttach: a session that has ended can't be attached to.
+	NoLateAttach bool
+	// OneSandbox leaves out the cases that need a sandbox of their own: for a second way of reaching the same ones.
+	OneSandbox bool
 	// MaxInFlight is how many commands the concurrency cases run at once; 0 means 150.
 	MaxInFlight int
 	// Slow multiplies all deadlines; 0 means 1.
@@ -111,9 +115,11 @@ func Run(t *testing.T, cfg Config) {
 	t.Run("timeout", func(t *testing.T) { runShared(t, cfg, timeoutCases) })
 	t.Run("files", func(t *testing.T) { runShared(t, cfg, fileCases) })
 	t.Run("terminal", func(t *testing.T) { runShared(t, cfg, terminalCases) })
-	t.Run("terminal_life", func(t *testing.T) { runOwn(t, cfg, terminalLifeCases) })
-	t.Run("lifecycle", func(t *testing.T) { runOwn(t, cfg, lifecycleCases) })
-	t.Run("share", func(t *testing.T) { runOwn(t, cfg, shareCases) })
+	if !cfg.OneSandbox {
+		t.Run("terminal_life", func(t *testing.T) { runOwn(t, cfg, terminalLifeCases) })
+		t.Run("lifecycle", func(t *testing.T) { runOwn(t, cfg, lifecycleCases) })
+		t.Run("share", func(t *testing.T) { runOwn(t, cfg, shareCases) })
+	}
 	if !t.Failed() {
 		// A case that gave up half way leaves its own things.
 		before.check(t)
