@@ -38,13 +38,18 @@ class SandboxConformance:
                 setattr(cls, f"test_{case.name}", _method(case))
 
     @classmethod
+    def new_runner(cls) -> asyncio.Runner:
+        """What runs the cases; override it for another kind of event loop."""
+        return asyncio.Runner()
+
+    @classmethod
     def setup_class(cls) -> None:
         """Make what the cases share. What is made once per process is made before counting begins."""
         warm_up = Session(cls.backend)
-        with asyncio.Runner() as runner:
+        with cls.new_runner() as runner:
             runner.run(warm_up.warm_up())
         cls._before = _held()
-        cls._runner = asyncio.Runner()
+        cls._runner = cls.new_runner()
         cls._session = Session(cls.backend)
 
     @classmethod
