@@ -78,13 +78,22 @@ func (s *Server) fork(p program, files ...*os.File) (*child, error) {
 		}
 		attr.Files = append(attr.Files, f.Fd())
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, errEnding
+	}
 	pid, status, err := s.reap.Start(path, argv, &attr)
 	if err != nil {
 		return nil, fmt.Errorf("fork/exec %s: %w", path, err)
 	}
 	c := &child{pid: pid, done: make(chan struct{})}
+	s.children[c] = struct{}{}
 	s.running.Go(func() {
 		c.status = <-status
+		s.mu.Lock()
+		delete(s.children, c)
+		s.mu.Unlock()
 		close(c.done)
 	})
 	return c, nil
@@ -92,15 +101,15 @@ func (s *Server) fork(p program, files ...*os.File) (*child, error) {
 
 // commandLine finds out what is executed for a program. script has to become descriptor 3.
 func (s *Server) commandLine(p program, env []string) (path string, argv []string, script *os.File, err error) {
-	search := process.LookupEnv(env, "PATH")
 	if len(p.argv) > 0 {
-		path, err := process.LookPath(p.argv[0], p.cwd, search)
+		path, err := process.LookPath(p.argv[0], p.cwd, process.LookupEnv(env, "PATH"))
 		if err != nil {
 			return "", nil, nil, fmt.Errorf("%s: %w", p.argv[0], err)
 		}
 		return path, p.argv, nil, nil
 	}
-	// Looked up each time: an image that has no bash may get one.
+	// Looked up each time, since an image that has no bash may get one, and not in the command's own PATH.
+	search := process.LookupEnv(s.cfg.Env, "PATH")
 	path, err = process.LookPath("bash", "/", search)
 	if err != nil && p.bash != nil {
 		return "", nil, nil, errors.New("bash is not installed in this sandbox; sessions need it")
@@ -230,24 +239,14 @@ func (cs *commands) find(id string) *command {
 	return cs.byID[id]
 }
 
-func (cs *commands) all() []*command {
+// forget closes all logs.
+func (cs *commands) forget() {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	return append([]*command(nil), cs.order...)
-}
-
-// killAll ends all that runs and forgets everything.
-func (cs *commands) killAll() {
-	for _, c := range cs.all() {
-		c.mu.Lock()
-		ch := c.child
-		c.mu.Unlock()
-		if ch != nil && ch.alive() {
-			ch.signal(unix.SIGKILL)
-			<-ch.done
-		}
+	for _, c := range cs.order {
 		c.forget()
 	}
+	cs.byID, cs.order = map[string]*command{}, nil
 }
 
 // started records what became of the attempt to start it.

@@ -75,7 +75,7 @@ func (s *Server) runCommand(w http.ResponseWriter, r *http.Request) {
 		select {
 		case <-time.After(s.cfg.Grace):
 		case <-r.Context().Done():
-		case <-s.closing:
+		case <-s.ctx.Done():
 		}
 	}
 }
@@ -100,8 +100,8 @@ func (s *Server) foreground(r *http.Request, out *stream, c *command, p program,
 		defer close(over)
 		defer killAfter(run.child, timeout)()
 		<-run.child.done
-		run.finish()
 		c.ran()
+		run.finish()
 		out.send(finalEvent(run.child, c.began))
 	})
 	go out.beat(over)

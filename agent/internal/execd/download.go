@@ -2,6 +2,7 @@ package execd
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -68,7 +69,8 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 		h.Del("Content-Disposition")
 		fail(w, http.StatusBadRequest, codeBadBody, "path is a directory: %s; download its files one by one", path)
 	case !st.Mode().IsRegular(), st.Size() == 0 && strings.HasPrefix(path, "/proc/"):
-		// Of unknown size, until it ends.
+		// Of unknown size, until it ends or the client has gone.
+		defer context.AfterFunc(r.Context(), func() { _ = f.Close() })()
 		w.WriteHeader(http.StatusOK)
 		_, _ = io.Copy(w, f)
 	case r.Header.Get("Range") != "":

@@ -41,13 +41,7 @@ func (s *Server) watchMetrics(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusOK)
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	go func() {
-		select {
-		case <-s.closing:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
+	defer context.AfterFunc(s.ctx, cancel)()
 	for {
 		m, err := measure(ctx)
 		if err != nil || json.NewEncoder(w).Encode(m) != nil || http.NewResponseController(w).Flush() != nil {

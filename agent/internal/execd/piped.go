@@ -64,10 +64,15 @@ func (p *piped) tell(s *Server, out *stream, kinds ...string) {
 
 // finish tells the rest of the output of a process that has ended.
 func (p *piped) finish() {
+	p.hurry()
+	p.drain()
+}
+
+// hurry lets the output end soon, whoever still holds it.
+func (p *piped) hurry() {
 	for _, one := range p.pumps {
 		one.Ended()
 	}
-	p.drain()
 }
 
 // drain waits for the ends of the output.

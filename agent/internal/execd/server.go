@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -43,14 +44,20 @@ type Server struct {
 	commands  commands
 	sessions  sessions
 	leftovers leftovers
-	closing   chan struct{} // closed when the daemon ends
-	running   sync.WaitGroup
+	ctx       context.Context // ends with the daemon
+	end       context.CancelFunc
 	once      sync.Once
+
+	mu       sync.Mutex
+	closed   bool
+	children map[*child]struct{} // processes that have not been waited for
+	running  sync.WaitGroup      // requests, and what outlives them
 }
 
 // New makes a daemon that forks by way of reap.
 func New(cfg Config, reap *process.Reaper) *Server {
-	s := &Server{cfg: cfg, users: process.NewUsers(false), reap: reap, closing: make(chan struct{})}
+	s := &Server{cfg: cfg, users: process.NewUsers(false), reap: reap, children: map[*child]struct{}{}}
+	s.ctx, s.end = context.WithCancel(context.Background())
 	s.commands.byID = map[string]*command{}
 	s.sessions.byID = map[string]*session{}
 	s.leftovers.open = map[*os.File]struct{}{}
@@ -100,6 +107,11 @@ func (s *Server) routes() {
 
 // ServeHTTP implements http.Handler.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if !s.enter() {
+		http.Error(w, errEnding.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	defer s.running.Done()
 	if !s.admits(r) {
 		reply(w, http.StatusUnauthorized, map[string]string{"error": "Unauthorized: invalid or missing header " + tokenHeader})
 		return
@@ -130,15 +142,34 @@ func (s *Server) admits(r *http.Request) bool {
 	return subtle.ConstantTimeCompare(given[:], want[:]) == 1
 }
 
-// Close ends what runs, and returns when all of it has ended.
+var errEnding = errors.New("the daemon is ending")
+
+// enter counts a request; false: there will be no more. Whoever counts may start what running waits for.
+func (s *Server) enter() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	s.running.Add(1)
+	return true
+}
+
+// Close ends what runs, and returns when all of it has ended, requests too:
+// whoever serves them cuts off clients that keep one waiting.
 func (s *Server) Close() {
 	s.once.Do(func() {
-		close(s.closing)
-		s.commands.killAll()
-		s.sessions.killAll()
+		s.mu.Lock()
+		s.closed = true
+		for c := range s.children {
+			c.signal(unix.SIGKILL)
+		}
+		s.mu.Unlock()
+		s.end()
 		s.terminals.Close()
 		s.leftovers.close()
 		s.running.Wait()
+		s.commands.forget()
 	})
 }
 
@@ -179,12 +210,10 @@ func serve(cfg Config, l net.Listener) (int, error) {
 			if sig != unix.SIGTERM {
 				continue // meant for somebody else, or sent by a command
 			}
+			late := time.AfterFunc(endTime, func() { _ = h.Close() })
+			defer late.Stop()
 			s.Close()
-			ctx, cancel := context.WithTimeout(context.Background(), endTime)
-			defer cancel()
-			if h.Shutdown(ctx) != nil {
-				_ = h.Close()
-			}
+			_ = h.Close() // what is left are connections without a request
 			<-over
 			return 0, nil
 		case err := <-over:
@@ -198,6 +227,7 @@ func (s *Server) httpServer() *http.Server {
 	return &http.Server{
 		Handler:           s,
 		ReadHeaderTimeout: headTime,
+		BaseContext:       func(net.Listener) context.Context { return s.ctx },
 		// What clients do wrong is their business, and this process has no log.
 		ErrorLog: log.New(io.Discard, "", 0),
 	}

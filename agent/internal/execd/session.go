@@ -41,17 +41,6 @@ func (ss *sessions) find(id string) *session {
 	return ss.byID[id]
 }
 
-// killAll ends all sessions.
-func (ss *sessions) killAll() {
-	ss.mu.Lock()
-	all := ss.byID
-	ss.byID = map[string]*session{}
-	ss.mu.Unlock()
-	for _, one := range all {
-		one.end()
-	}
-}
-
 func (s *Server) openSession(w http.ResponseWriter, r *http.Request) {
 	var body struct {
 		Cwd string `json:"cwd"`
@@ -204,12 +193,13 @@ func (s *Server) sessionRun(one *session, body RunInSessionRequest, out *stream)
 	case <-timeout:
 		run.child.signal(unix.SIGKILL)
 		<-run.child.done
-		run.finish()
+		run.hurry()
+		<-drained
 		refuse(fmt.Errorf("timeout after %v", time.Duration(body.Timeout)*time.Millisecond))
 		return
-	case <-s.closing:
-		run.child.signal(unix.SIGKILL)
-		run.finish()
+	case <-s.ctx.Done():
+		run.hurry()
+		<-drained
 	}
 	<-run.child.done
 	one.remember(state)
@@ -229,7 +219,8 @@ func (one *session) setChild(ch *child) bool {
 const runner = `exec {__ngs_state}>&4 3<&- 4>&-
 %s
 . /proc/self/fd/5
-{ __ngs_code=$?; export -p; printf 'cd -- %%q || exit 1\n' "$PWD"; } >&"$__ngs_state" 2>/dev/null
+__ngs_code=$?
+{ export -p; printf 'cd -- %%q || exit 1\n' "$PWD"; } >&"$__ngs_state" 2>/dev/null
 exit "$__ngs_code"
 `
 
