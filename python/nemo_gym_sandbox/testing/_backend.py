@@ -38,10 +38,16 @@ class Backend:
     no_back_pressure: bool = field(default=False, kw_only=True)
     """A command may go on while its output is not taken."""
     as_lines: bool = field(default=False, kw_only=True)
-    """Output is told line by line: how lines ended, and whether the last one did, is not told, and neither is whether a
-    channel was collected on which nothing came. stderr gets a line more when the code is not 0."""
+    """Output is told line by line: how lines ended, and whether the last one did, is not told; stderr gets a line more
+    when the code is not 0."""
     merged_output: bool = field(default=False, kw_only=True)
     """stdout holds what was written to stderr too, and stderr holds what the backend says, if anything."""
+    no_home: bool = field(default=False, kw_only=True)
+    """A user who is given by number keeps another one's home."""
+    late_users: bool = field(default=False, kw_only=True)
+    """An unknown user makes the command fail with a code, instead of being refused."""
+    no_terminal_signal_codes: bool = field(default=False, kw_only=True)
+    """Of a session's death by a signal no number is told."""
     no_long_commands: bool = field(default=False, kw_only=True)
     """A command is at most as long as one argument may be."""
     no_tree_kill: bool = field(default=False, kw_only=True)

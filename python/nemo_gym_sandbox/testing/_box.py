@@ -58,11 +58,11 @@ class ToldMerged(SandboxExecResult):
     """A result of a backend that has one channel for all output."""
 
 
-def told(result: SandboxExecResult, output: str) -> str | None:
+def told(result: SandboxExecResult, output: str) -> str:
     """What of an output can be in this result."""
     if not isinstance(result, ToldAsLines):
         return output
-    return output.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n") or None
+    return output.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n")
 
 
 def stdout_is(result: SandboxExecResult, want: str) -> None:
@@ -79,7 +79,7 @@ def printed(result: SandboxExecResult, stdout: str, stderr: str) -> None:
     equal(result.stdout, told(result, stdout), "stdout")
     said = result.stderr
     if isinstance(result, ToldAsLines) and result.return_code != 0:
-        said = (said or "").rpartition("\n")[0] or None  # without the line more
+        said = (said or "").rpartition("\n")[0]  # without the line more
     equal(said, told(result, stderr), "stderr")
 
 

@@ -44,7 +44,8 @@ def _declared(provider: str, arguments: Any) -> dict[str, Any]:
 
         polled = block(OpenSandboxOperationsConfig, arguments.get("operations"), "operations").background_exec
         told = {"merged_output": True, "no_streaming": True} if polled else {"as_lines": True, "no_back_pressure": True}
-        return {**told, "no_stdin": True}
+        lacking = ("no_stdin", "no_home", "late_users", "no_terminal_signal_codes", "no_tree_kill", "no_ttl")
+        return {**told, **dict.fromkeys(lacking, True)}
     cls: Any = get_provider_class(provider)
     missing = {
         "no_stdin": "exec_stream",

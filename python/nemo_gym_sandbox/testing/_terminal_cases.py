@@ -119,7 +119,9 @@ async def a_signal_does_not_reach_the_process(box: Box) -> None:
         async with _session(box, "echo go; exec sleep 1000") as session:
             await _seen(box, session, "go")
             await session.send_signal(name)
-            equal((await _drained(box, session))[1], want, f"the exit code after {name}")
+            code = (await _drained(box, session))[1]
+            if code >= 0 or not box.backend.no_terminal_signal_codes:
+                equal(code, want, f"the exit code after {name}")
 
 
 @case(unless="no_terminals")

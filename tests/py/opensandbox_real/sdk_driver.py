@@ -115,7 +115,7 @@ class Driver:
 
     async def file_info(self, box: str, path: str) -> dict[str, Any]:
         info = (await self._held[box].files.get_file_info([path]))[path]
-        return {"mode": info.mode, "owner": info.owner, "size": info.size, "type": info.type}
+        return {"mode": info.mode, "owner": info.owner, "size": info.size}
 
     async def snapshot(self, box: str) -> str:
         manager = await SandboxManager.create(connection_config=self._connection)
