@@ -147,12 +147,18 @@ func (s *Server) makeDirectories(w http.ResponseWriter, r *http.Request) {
 // errRoot keeps a request with a wrong path from emptying the sandbox.
 var errRoot = errors.New("it is the root directory")
 
+// removable gives the path of what may be removed.
+func (s *Server) removable(asked string) (string, error) {
+	path, err := s.expand(asked)
+	if err == nil && filepath.Clean(path) == "/" {
+		err = errRoot
+	}
+	return path, err
+}
+
 func (s *Server) removeDirectories(w http.ResponseWriter, r *http.Request) {
 	for _, asked := range r.URL.Query()["path"] {
-		path, err := s.expand(asked)
-		if err == nil && filepath.Clean(path) == "/" {
-			err = errRoot
-		}
+		path, err := s.removable(asked)
 		if err == nil {
 			err = os.RemoveAll(path)
 		}

@@ -19,8 +19,12 @@ import (
 	"go.uber.org/goleak"
 )
 
-// asDaemon makes the test program the daemon, behind the listener that is its descriptor 3.
-const asDaemon = "NGS_TEST_EXECD"
+// asDaemon makes the test program the daemon, behind the listener that is its
+// descriptor 3. It ends with its standard input, unless it is to stay.
+const (
+	asDaemon = "NGS_TEST_EXECD"
+	toStay   = "stay"
+)
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asDaemon) != "" {
@@ -29,8 +33,9 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// daemonMain is a whole daemon. It ends when its standard input does, and says what it has left over.
+// daemonMain is a whole daemon, which says what it has left over.
 func daemonMain() int {
+	stays := os.Getenv(asDaemon) == toStay
 	_ = os.Unsetenv(asDaemon)
 	f := os.NewFile(3, "listener")
 	l, err := net.FileListener(f)
@@ -39,10 +44,12 @@ func daemonMain() int {
 		return 2
 	}
 	_ = f.Close()
-	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		_ = syscall.Kill(os.Getpid(), syscall.SIGTERM)
-	}()
+	if !stays {
+		go func() {
+			_, _ = io.Copy(io.Discard, os.Stdin)
+			_ = syscall.Kill(os.Getpid(), syscall.SIGTERM)
+		}()
+	}
 	cfg, err := ParseConfig(os.Args[1:], os.Environ())
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -54,7 +61,17 @@ func daemonMain() int {
 		fmt.Fprintln(os.Stderr, err)
 		return code
 	}
-	if err := goleak.Find(goleak.IgnoreAnyFunction("github.com/nemo-gym/nemo_gym_sandbox/agent/internal/process.(*Reaper).loop")); err != nil {
+	// A connection that is cut off may have its last half second.
+	find := func() error {
+		return goleak.Find(goleak.IgnoreAnyFunction("github.com/nemo-gym/nemo_gym_sandbox/agent/internal/process.(*Reaper).loop"))
+	}
+	err = find()
+	for range 5 {
+		if err != nil {
+			err = find()
+		}
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "the daemon has left goroutines:", err)
 		return 3
 	}

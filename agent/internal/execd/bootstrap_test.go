@@ -1,0 +1,192 @@
+package execd
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gorilla/websocket"
+	"github.com/stretchr/testify/require"
+)
+
+// bootstrapped is a daemon that the image's bootstrap script has started.
+type bootstrapped struct {
+	daemon
+	done chan error
+}
+
+// bootstrap runs the image's script with a main program.
+func bootstrap(t *testing.T, argv ...string) *bootstrapped {
+	t.Helper()
+	dir := t.TempDir()
+	script, err := os.ReadFile("../../../tests/testenv/execd/bootstrap.sh")
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "bootstrap.sh"), script, 0o755))
+	self, err := os.Executable()
+	require.NoError(t, err)
+	require.NoError(t, os.Symlink(self, filepath.Join(dir, "execd")))
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	f, err := l.(*net.TCPListener).File()
+	require.NoError(t, err)
+	b := &bootstrapped{daemon: daemon{t: t, base: "http://" + l.Addr().String()}, done: make(chan error, 1)}
+	b.cmd = exec.Command("/bin/sh", append([]string{filepath.Join(dir, "bootstrap.sh")}, argv...)...)
+	b.cmd.Env = append(plainEnv(t), asDaemon+"="+toStay)
+	b.cmd.ExtraFiles = []*os.File{f}
+	// A file: the daemon, which holds it, lives until it is ended with its container.
+	said, err := os.Create(filepath.Join(dir, "said"))
+	require.NoError(t, err)
+	defer said.Close()
+	b.cmd.Stdout, b.cmd.Stderr = said, said
+	b.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	require.NoError(t, b.cmd.Start())
+	require.NoError(t, l.Close())
+	require.NoError(t, f.Close())
+	go func() { b.done <- b.cmd.Wait() }()
+	t.Cleanup(func() {
+		http.DefaultClient.CloseIdleConnections()
+		_ = syscall.Kill(-b.cmd.Process.Pid, syscall.SIGKILL)
+	})
+	return b
+}
+
+// code is that with which the script ends.
+func (b *bootstrapped) code() int {
+	b.t.Helper()
+	select {
+	case err := <-b.done:
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			return exit.ExitCode()
+		}
+		require.NoError(b.t, err)
+		return 0
+	case <-time.After(30 * time.Second):
+		require.Fail(b.t, "the script does not end")
+		return -1
+	}
+}
+
+func TestTheScriptEndsWithTheCodeOfTheMainProgram(t *testing.T) {
+	require.Equal(t, 7, bootstrap(t, "sh", "-c", "exit 7").code())
+}
+
+func TestTheMainProgramIsAskedToEndWithTheScript(t *testing.T) {
+	mark := filepath.Join(t.TempDir(), "mark")
+	b := bootstrap(t, "sh", "-c", "trap 'exit 9' TERM; echo >"+mark+"; while :; do sleep 0.05; done")
+	soon(t, func() bool { _, err := os.Stat(mark); return err == nil }, "the main program has not begun")
+	require.NoError(t, b.cmd.Process.Signal(syscall.SIGTERM))
+	require.Equal(t, 9, b.code())
+}
+
+// A shell starts what it runs in the background with interrupts ignored, and
+// what ignores them hands that on.
+func TestInterruptsWorkUnderTheScript(t *testing.T) {
+	b := bootstrap(t, "sleep", "1000")
+	b.await()
+	for _, mode := range []string{"1", "0"} {
+		ws := b.attach(shellQuoteJSON("exec sleep 1234"), "pty="+mode)
+		untilRuns(t, "sleep 1234")
+		require.NoError(t, ws.WriteMessage(websocket.TextMessage, []byte(`{"type":"signal","signal":"SIGINT"}`)))
+		require.Equal(t, `{"type":"exit","exit_code":-1}`, lastText(t, ws))
+	}
+	ws := b.attach(shellQuoteJSON("exec sleep 1234"), "pty=1")
+	untilRuns(t, "sleep 1234")
+	require.NoError(t, ws.WriteMessage(websocket.BinaryMessage, []byte("\x00\x03")))
+	require.Equal(t, `{"type":"exit","exit_code":-1}`, lastText(t, ws))
+	all := b.run("/command", shellCommand("kill -INT $$; echo survived"))
+	require.Empty(t, texts(all, "stdout"))
+	require.Equal(t, "-1", end(t, all))
+	all = b.run("/command", shellCommand("sh -c 'kill -QUIT $$; echo survived'"))
+	require.Empty(t, texts(all, "stdout"))
+}
+
+// await waits until the daemon answers.
+func (d *daemon) await() {
+	d.t.Helper()
+	soon(d.t, func() bool {
+		res, err := http.Get(d.base + "/ping")
+		if err != nil {
+			return false
+		}
+		return res.Body.Close() == nil && res.StatusCode == http.StatusOK
+	}, "the daemon does not answer")
+}
+
+func shellQuoteJSON(command string) string { return fmt.Sprintf(`{"command":%q}`, command) }
+
+// attach makes a terminal session and connects to it.
+func (d *daemon) attach(create, query string) *websocket.Conn {
+	d.t.Helper()
+	status, body := d.ask(http.MethodPost, "/pty", create)
+	require.Equal(d.t, http.StatusCreated, status, body)
+	id := strings.Split(body, `"`)[3]
+	return d.connect(id, query)
+}
+
+func (d *daemon) connect(id, query string) *websocket.Conn {
+	d.t.Helper()
+	ws, _, err := websocket.DefaultDialer.DialContext(d.t.Context(), "ws"+strings.TrimPrefix(d.base, "http")+"/pty/"+id+"/ws?"+query, nil)
+	require.NoError(d.t, err)
+	d.t.Cleanup(func() { _ = ws.Close() })
+	return ws
+}
+
+// lastText reads a connection to its end and gives its last message of text.
+func lastText(t *testing.T, ws *websocket.Conn) string {
+	t.Helper()
+	require.NoError(t, ws.SetReadDeadline(time.Now().Add(20*time.Second)))
+	last := ""
+	for {
+		kind, p, err := ws.ReadMessage()
+		var bye *websocket.CloseError
+		if errors.As(err, &bye) {
+			return strings.TrimSpace(last)
+		}
+		require.NoError(t, err)
+		if kind == websocket.TextMessage {
+			last = string(p)
+		}
+	}
+}
+
+func TestAnAttachToAnEndedSessionTellsItsEndAgainAndStartsNothing(t *testing.T) {
+	d := startDaemon(t, plainEnv(t))
+	mark := filepath.Join(t.TempDir(), "mark")
+	status, body := d.ask(http.MethodPost, "/pty", shellQuoteJSON("echo run >>"+mark+"; echo out; exit 5"))
+	require.Equal(t, http.StatusCreated, status)
+	id := strings.Split(body, `"`)[3]
+	for range 3 {
+		require.Equal(t, `{"type":"exit","exit_code":5}`, lastText(t, d.connect(id, "pty=0&takeover=1")))
+	}
+	p, err := os.ReadFile(mark)
+	require.NoError(t, err)
+	require.Equal(t, "run\n", string(p))
+}
+
+func TestDeletingASessionEndsTheJobsOfItsShell(t *testing.T) {
+	d := startDaemon(t, plainEnv(t))
+	status, body := d.ask(http.MethodPost, "/pty", "{}")
+	require.Equal(t, http.StatusCreated, status)
+	id := strings.Split(body, `"`)[3]
+	ws := d.connect(id, "pty=1")
+	mark := filepath.Join(t.TempDir(), "mark")
+	require.NoError(t, ws.WriteMessage(websocket.BinaryMessage, []byte("\x00sh -c 'trap \"\" HUP TERM; echo $$ >"+mark+"; sleep 1000'\n")))
+	var child string
+	soon(t, func() bool {
+		p, err := os.ReadFile(mark)
+		child = strings.TrimSpace(string(p))
+		return err == nil && child != ""
+	}, "the job has not begun")
+	status, _ = d.ask(http.MethodDelete, "/pty/"+id, "")
+	require.Equal(t, http.StatusOK, status)
+	soon(t, func() bool { _, err := os.Stat("/proc/" + child); return os.IsNotExist(err) }, "the job lives")
+}
