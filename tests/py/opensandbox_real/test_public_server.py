@@ -204,15 +204,19 @@ def test_terminals(server: PublicServer, proxied: bool, run: Run) -> None:
                 assert await session.wait_exit() == 7
                 await session.close()
             shell = await sandbox.pty.create(rows=40, cols=120)
-            assert ((await shell.exec("stty size")).stdout or "").split() == ["40", "120"]
+
+            async def typed(command: str) -> str:
+                return (await sandbox.pty.exec(command, session=shell, timeout_s=20)).stdout or ""
+
+            assert (await typed("stty size </dev/tty")).split() == ["40", "120"]
             await shell.resize(33, 77)
-            assert ((await shell.exec("stty size")).stdout or "").split() == ["33", "77"]
+            assert (await typed("stty size </dev/tty")).split() == ["33", "77"]
             await shell.write(b"sleep 1000 || echo inter''rupted\n")
             until = time.monotonic() + 20
             while (await sandbox.exec("ps | grep -q '[s]leep 1000'")).return_code != 0:
                 assert time.monotonic() < until
             await shell.write(b"\x03")
-            assert "still here" in ((await shell.exec("echo still here")).stdout or "")
+            assert "still here" in await typed("echo still here")
             assert time.monotonic() < until
             other = await sandbox.pty.attach(shell.session_id, takeover=True)
             await other.write(b"echo $((6*7)); exit 5\n")
