@@ -57,10 +57,18 @@ func (i *instance) Exec(ctx context.Context, req core.ExecRequest, sink core.Sin
 	if req.Timeout == 0 {
 		req.Timeout = core.DefaultExecTimeout
 	}
-	switch {
-	case req.Command == "":
+	if req.Command == "" {
 		return core.ExecResult{}, nil // as in any shell; the daemon refuses it
-	case req.KeepBackground:
+	}
+	tidy, err := i.shorten(ctx, &req)
+	if err != nil {
+		if ctx.Err() != nil {
+			return core.ExecResult{}, canceled(ctx, "exec")
+		}
+		return i.refused(ctx, err)
+	}
+	defer tidy()
+	if req.KeepBackground {
 		return i.execKeeping(ctx, req, sink)
 	}
 	res, err := i.run(ctx, req, sink)
@@ -76,9 +84,12 @@ func (i *instance) run(ctx context.Context, req core.ExecRequest, sink core.Sink
 	if err != nil {
 		return core.ExecResult{}, err
 	}
-	body := &commandBody{Command: req.Command, Cwd: req.Cwd, Envs: req.Env, UID: who.uid, GID: who.gid}
+	body := &commandBody{Command: plainCommand(req.Command), Cwd: req.Cwd, Envs: req.Env, UID: who.uid, GID: who.gid}
+	if isPattern(req.Cwd) {
+		body.Command, body.Cwd = "cd -- "+quote(req.Cwd)+" || exit 126\n"+body.Command, ""
+	}
 	if who.name != "" {
-		body.Command = asUser(req.Command, who.name)
+		body.Command = asUser(body.Command, who.name)
 	}
 	if req.Timeout > 0 {
 		body.Timeout = max(int64((req.Timeout+time.Millisecond-1)/time.Millisecond), 1)

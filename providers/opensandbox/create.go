@@ -59,6 +59,7 @@ func (p *Provider) Create(ctx context.Context, spec core.Spec) (core.Instance, e
 		return fail(errors.Join(err, inst.discard(ctx)))
 	}
 	inst.starting.Store(false)
+	inst.oomKills = 0 // nothing has run there before
 	if every > 0 {
 		inst.renew(spec.TTL, every)
 	}

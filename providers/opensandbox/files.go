@@ -52,22 +52,38 @@ func (i *instance) Upload(ctx context.Context, localPath, remotePath string) err
 	if err := i.healthy(); err != nil {
 		return err
 	}
+	busy := false
 	err := i.ops().retry(ctx, "uploading a file to sandbox "+i.id, func(ctx context.Context) error {
-		f, err := os.Open(localPath)
-		if err != nil {
-			return core.Errorf(localKind(err), "upload", "%w", err)
+		err := i.uploadOnce(ctx, localPath, remotePath, busy)
+		if busy = !busy && isBusy(err); busy {
+			err = i.uploadOnce(ctx, localPath, remotePath, true)
 		}
-		defer func() { _ = f.Close() }()
-		st, err := f.Stat()
-		if err != nil {
-			return core.Errorf(localKind(err), "upload", "%w", err)
-		}
-		if !st.Mode().IsRegular() {
-			return core.Errorf(core.KindInvalid, "upload", "%s is not a regular file", localPath)
-		}
-		return i.store(ctx, f, st.Size(), st.Mode(), remotePath)
+		return err
 	})
 	return failed(ctx, "upload", i.id, "uploading "+remotePath, err)
+}
+
+// isBusy tells whether a daemon could not write into a file because it is a program that runs.
+func isBusy(err error) bool {
+	var e *apiError
+	return errors.As(err, &e) && strings.Contains(e.message, "text file busy")
+}
+
+// uploadOnce is one try. replace puts the file in the place of one that can't be written to.
+func (i *instance) uploadOnce(ctx context.Context, localPath, remotePath string, replace bool) error {
+	f, err := os.Open(localPath)
+	if err != nil {
+		return core.Errorf(localKind(err), "upload", "%w", err)
+	}
+	defer func() { _ = f.Close() }()
+	st, err := f.Stat()
+	if err != nil {
+		return core.Errorf(localKind(err), "upload", "%w", err)
+	}
+	if !st.Mode().IsRegular() {
+		return core.Errorf(core.KindInvalid, "upload", "%s is not a regular file", localPath)
+	}
+	return i.store(ctx, f, st.Size(), st.Mode(), remotePath, replace)
 }
 
 func localKind(err error) core.Kind {
@@ -80,15 +96,15 @@ func localKind(err error) core.Kind {
 // writeFile writes one of the spec's files.
 func (i *instance) writeFile(ctx context.Context, f core.File) error {
 	return i.ops().retry(ctx, "writing a file to sandbox "+i.id, func(ctx context.Context) error {
-		return i.store(ctx, strings.NewReader(f.Content), int64(len(f.Content)), 0o644, f.Path)
+		return i.store(ctx, strings.NewReader(f.Content), int64(len(f.Content)), 0o644, f.Path, false)
 	})
 }
 
-// store sends size bytes as a file.
-func (i *instance) store(ctx context.Context, r io.Reader, size int64, mode fs.FileMode, remotePath string) error {
+// store sends size bytes as a file. With replace it comes into being elsewhere and then takes its place.
+func (i *instance) store(ctx context.Context, r io.Reader, size int64, mode fs.FileMode, remotePath string, replace bool) error {
 	target := i.inside(remotePath)
 	meta := fileMetadata{Path: target, Mode: modeDigits(mode)}
-	if isPattern(target) {
+	if replace || isPattern(target) {
 		meta.Path = stopover()
 	}
 	who, err := readAccount("upload", i.defaults().User)
@@ -244,7 +260,9 @@ func (i *instance) read(ctx context.Context, remotePath string, w io.Writer) err
 		cancel(core.Errorf(core.KindTimeout, "", "Timed out downloading: nothing came for %gs", limit.Seconds()))
 	})
 	defer idle.Stop()
+	heard := i.whileSilent(ctx, remotePath, cancel)
 	res, err := i.p.rest.send(ctx, c)
+	heard()
 	if err != nil {
 		return err
 	}
@@ -278,6 +296,30 @@ func (i *instance) read(ctx context.Context, remotePath string, w io.Writer) err
 	}
 }
 
+// silentDownload is how long a daemon may be silent before it is asked what it is to read. It waits for ever
+// for somebody who writes into a pipe.
+const silentDownload = time.Second
+
+// whileSilent gives a download up that waits for something that is no file. What it returns ends the watch.
+func (i *instance) whileSilent(ctx context.Context, remotePath string, giveUp context.CancelCauseFunc) (heard func()) {
+	watch, stop := context.WithCancel(ctx)
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		if !pause(watch, silentDownload) {
+			return
+		}
+		var no *core.Error
+		if err := i.checkSize(watch, remotePath, math.MaxInt64); errors.As(err, &no) && no.Kind == core.KindInvalid {
+			giveUp(err)
+		}
+	}()
+	return func() {
+		stop()
+		<-over
+	}
+}
+
 // checkSize makes sure of a download whose length nobody announced, or that is empty: a server may
 // end a body in good order that its daemon did not, and a pipe gives nothing.
 func (i *instance) checkSize(ctx context.Context, remotePath string, got int64) error {
@@ -289,6 +331,9 @@ func (i *instance) checkSize(ctx context.Context, remotePath string, got int64) 
 		return err
 	}
 	for _, f := range infos {
+		if f.Type == "directory" {
+			return core.Errorf(core.KindInvalid, "download", "%s is a directory", remotePath)
+		}
 		if f.Type == "other" {
 			return core.Errorf(core.KindInvalid, "download", "%s is not a regular file", remotePath)
 		}
@@ -297,4 +342,10 @@ func (i *instance) checkSize(ctx context.Context, remotePath string, got int64) 
 		}
 	}
 	return nil
+}
+
+// unlink removes a file; one that is gone is no error.
+func (i *instance) unlink(ctx context.Context, remotePath string) error {
+	_, err := i.ask(ctx, call{method: http.MethodDelete}, "/files?path="+url.QueryEscape(remotePath), nil)
+	return err
 }

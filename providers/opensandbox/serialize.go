@@ -43,7 +43,7 @@ func (p *Provider) Serialize(ctx context.Context, in core.Instance, _ string, de
 				return err
 			}
 			own := &instance{p: i.p, id: i.id, at: &at} // the file is the daemon's, not the default user's
-			return own.store(ctx, bytes.NewReader(text), int64(len(text)), 0o644, defaultsFile)
+			return own.store(ctx, bytes.NewReader(text), int64(len(text)), 0o644, defaultsFile, false)
 		})
 		if err != nil {
 			return nil, failed(ctx, "serialize", i.id, "keeping the sandbox's defaults in it", err)

@@ -35,7 +35,7 @@ func (i *instance) execKeeping(ctx context.Context, req core.ExecRequest, sink c
 	if who.uid != nil && *who.uid != 0 || who.gid != nil {
 		return core.ExecResult{}, core.Errorf(core.KindNotSupported, "exec", "commands with background services need a user's name, not a number: the daemon's sessions run as one user")
 	}
-	command := withEnv(req.Command, req.Env)
+	command := withEnv(plainCommand(req.Command), req.Env)
 	if who.name != "" {
 		command = asUser(command, who.name)
 	}

@@ -10,8 +10,20 @@ import (
 	standin "github.com/nemo-gym/nemo_gym_sandbox/tests/standins/opensandbox"
 )
 
-// newOpenSandbox makes a provider on a stand-in server.
+// newOpenSandbox makes a provider on a stand-in server that is closed with the test.
 func newOpenSandbox(t testing.TB, server *standin.Server, blocks settings) core.Provider {
+	t.Helper()
+	p := newOpenSandboxHere(t, server, blocks)
+	t.Cleanup(func() {
+		if err := p.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
+// newOpenSandboxHere makes a provider that its caller closes.
+func newOpenSandboxHere(t testing.TB, server *standin.Server, blocks settings) core.Provider {
 	t.Helper()
 	all := settings{
 		"connection": settings{"domain": server.URL, "api_key": standin.Key, "use_server_proxy": true},
@@ -38,11 +50,6 @@ func newOpenSandbox(t testing.TB, server *standin.Server, blocks settings) core.
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := p.Close(context.Background()); err != nil {
-			t.Error(err)
-		}
-	})
 	return p
 }
 

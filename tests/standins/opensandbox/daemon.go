@@ -1,12 +1,14 @@
 package opensandbox
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -33,7 +35,8 @@ type daemon struct {
 	made     int
 	commands map[string]*command
 	sessions map[string]*shell
-	closed   bool // the sandbox has ended
+	plugged  []net.Conn // of terminals
+	closed   bool       // the sandbox has ended
 }
 
 // command is one that was started.
@@ -46,7 +49,7 @@ type command struct {
 }
 
 func newDaemon(b *box, env map[string]string) *daemon {
-	d := &daemon{box: b, env: []string{"PATH=" + os.Getenv("PATH"), "HOME=/root"}, commands: map[string]*command{}, sessions: map[string]*shell{}}
+	d := &daemon{box: b, env: []string{"PATH=" + os.Getenv("PATH"), "HOME=/root", boxVariable + "=" + b.id}, commands: map[string]*command{}, sessions: map[string]*shell{}}
 	for k, v := range env {
 		d.env = append(d.env, k+"="+v)
 	}
@@ -71,9 +74,10 @@ func newDaemon(b *box, env map[string]string) *daemon {
 	m.HandleFunc("POST /files/upload", d.upload)
 	m.HandleFunc("GET /files/download", d.download)
 	m.HandleFunc("GET /files/info", d.info)
+	m.HandleFunc("DELETE /files", d.unlink)
 	m.HandleFunc("POST /directories", d.directories)
 	m.Handle("/pty", d.terminals.Handler())
-	m.Handle("/pty/", d.terminals.Handler())
+	m.HandleFunc("/pty/", func(w http.ResponseWriter, r *http.Request) { d.terminals.Handler().ServeHTTP(&plug{w, d}, r) })
 	d.mux = m
 	return d
 }
@@ -433,6 +437,33 @@ func (d *daemon) each(f func(*command)) {
 	}
 }
 
+// plug notes the connection that a terminal takes over.
+type plug struct {
+	http.ResponseWriter
+	d *daemon
+}
+
+// Hijack implements http.Hijacker.
+func (p *plug) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, rw, err := http.NewResponseController(p.ResponseWriter).Hijack()
+	if err == nil {
+		p.d.mu.Lock()
+		defer p.d.mu.Unlock()
+		p.d.plugged = append(p.d.plugged, conn)
+	}
+	return conn, rw, err
+}
+
+// unplug cuts the connections of all terminals.
+func (d *daemon) unplug() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, conn := range d.plugged {
+		_ = conn.Close()
+	}
+	d.plugged = nil
+}
+
 // abortIfClosed breaks off an answer that nobody is left to give.
 func (d *daemon) abortIfClosed() {
 	d.mu.Lock()
@@ -451,5 +482,7 @@ func (d *daemon) close() {
 		c.signal(syscall.SIGKILL)
 		<-c.done
 	})
+	d.unplug() // nobody is left to tell an exit
 	d.terminals.Close()
+	killTagged(boxVariable + "=" + d.box.id)
 }

@@ -89,6 +89,10 @@ func (d *daemon) download(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusBadRequest, "MISSING_QUERY", "missing query parameter 'path'")
 		return
 	}
+	if st, err := os.Stat(d.inside(path)); err == nil && st.Mode()&fs.ModeNamedPipe != 0 {
+		<-r.Context().Done() // as nobody writes into it
+		return
+	}
 	f, err := os.Open(d.inside(path))
 	if errors.Is(err, fs.ErrNotExist) {
 		fail(w, http.StatusNotFound, "FILE_NOT_FOUND", "file not found. "+err.Error())
@@ -123,8 +127,11 @@ func (d *daemon) info(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		kind := "file"
-		if st.IsDir() {
+		switch {
+		case st.IsDir():
 			kind = "directory"
+		case !st.Mode().IsRegular():
+			kind = "other"
 		}
 		mode, err := strconv.Atoi(strconv.FormatUint(uint64(st.Mode().Perm()), 8))
 		if err != nil {
@@ -133,6 +140,15 @@ func (d *daemon) info(w http.ResponseWriter, r *http.Request) {
 		all[path] = map[string]any{"path": path, "type": kind, "size": st.Size(), "modified_at": st.ModTime().UTC().Format(time.RFC3339), "mode": mode}
 	}
 	reply(w, http.StatusOK, all)
+}
+
+func (d *daemon) unlink(w http.ResponseWriter, r *http.Request) {
+	for _, path := range r.URL.Query()["path"] {
+		if err := os.Remove(d.inside(path)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			fail(w, http.StatusInternalServerError, "RUNTIME_ERROR", "error removing file. "+err.Error())
+			return
+		}
+	}
 }
 
 func (d *daemon) directories(w http.ResponseWriter, r *http.Request) {

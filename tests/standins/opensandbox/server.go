@@ -75,6 +75,7 @@ type Fault struct {
 
 // Start begins to serve.
 func Start() (*Server, error) {
+	keepDescriptors()
 	folder, err := os.MkdirTemp("", "opensandbox-standin-")
 	if err != nil {
 		return nil, err

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"slices"
 	"syscall"
 
 	"github.com/nemo-gym/nemo_gym_sandbox/pty/ptyserver"
@@ -107,13 +108,17 @@ func (s starter) Start(spec ptyserver.Spec, files [3]*os.File) (ptyserver.Proces
 			return nil, err
 		}
 	}
-	cmd.Env = s.d.env
+	s.d.mu.Lock()
+	s.d.made++
+	tag := fmt.Sprintf("STANDIN_SESSION=%s/%d", s.d.box.id, s.d.made)
+	s.d.mu.Unlock()
+	cmd.Env = append(slices.Clone(s.d.env), tag)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = files[0], files[1], files[2]
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: spec.Terminal}
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	p := &process{cmd: cmd, done: make(chan struct{})}
+	p := &process{cmd: cmd, tag: tag, done: make(chan struct{})}
 	go func() {
 		defer close(p.done)
 		_ = cmd.Wait() // the state tells everything
@@ -123,6 +128,7 @@ func (s starter) Start(spec ptyserver.Spec, files [3]*os.File) (ptyserver.Proces
 
 type process struct {
 	cmd  *exec.Cmd
+	tag  string
 	done chan struct{}
 }
 
@@ -139,4 +145,5 @@ func (p *process) Signal(sig syscall.Signal) { _ = syscall.Kill(-p.cmd.Process.P
 func (p *process) End() {
 	p.Signal(syscall.SIGKILL)
 	<-p.done
+	killTagged(p.tag)
 }
