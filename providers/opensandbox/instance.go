@@ -118,6 +118,7 @@ func (i *instance) awaitDaemon(ctx context.Context, every time.Duration) error {
 	for n := 1; ; n++ {
 		err := i.ping(ctx)
 		if err == nil {
+			i.straighten(ctx)
 			return nil
 		}
 		if s := statusOf(err); s == http.StatusUnauthorized || s == http.StatusForbidden {
