@@ -76,10 +76,12 @@ func (b *bootstrapped) code() int {
 }
 
 func TestTheScriptEndsWithTheCodeOfTheMainProgram(t *testing.T) {
+	t.Parallel()
 	require.Equal(t, 7, bootstrap(t, "sh", "-c", "exit 7").code())
 }
 
 func TestTheMainProgramIsAskedToEndWithTheScript(t *testing.T) {
+	t.Parallel()
 	mark := filepath.Join(t.TempDir(), "mark")
 	b := bootstrap(t, "sh", "-c", "trap 'exit 9' TERM; echo >"+mark+"; while :; do sleep 0.05; done")
 	soon(t, func() bool { _, err := os.Stat(mark); return err == nil }, "the main program has not begun")
@@ -90,6 +92,7 @@ func TestTheMainProgramIsAskedToEndWithTheScript(t *testing.T) {
 // A shell starts what it runs in the background with interrupts ignored, and
 // what ignores them hands that on.
 func TestInterruptsWorkUnderTheScript(t *testing.T) {
+	t.Parallel()
 	b := bootstrap(t, "sleep", "1000")
 	b.await()
 	for _, mode := range []string{"1", "0"} {
@@ -159,6 +162,7 @@ func lastText(t *testing.T, ws *websocket.Conn) string {
 }
 
 func TestAnAttachToAnEndedSessionTellsItsEndAgainAndStartsNothing(t *testing.T) {
+	t.Parallel()
 	d := startDaemon(t, plainEnv(t))
 	mark := filepath.Join(t.TempDir(), "mark")
 	status, body := d.ask(http.MethodPost, "/pty", shellQuoteJSON("echo run >>"+mark+"; echo out; exit 5"))
@@ -173,6 +177,7 @@ func TestAnAttachToAnEndedSessionTellsItsEndAgainAndStartsNothing(t *testing.T) 
 }
 
 func TestDeletingASessionEndsTheJobsOfItsShell(t *testing.T) {
+	t.Parallel()
 	d := startDaemon(t, plainEnv(t))
 	status, body := d.ask(http.MethodPost, "/pty", "{}")
 	require.Equal(t, http.StatusCreated, status)

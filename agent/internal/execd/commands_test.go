@@ -37,6 +37,7 @@ func (d *daemon) state(id string) commandState {
 func (d *daemon) pid() int { return d.cmd.Process.Pid }
 
 func TestNothingOfATailIsLost(t *testing.T) {
+	t.Parallel()
 	d := startDaemon(t, plainEnv(t))
 	for i := range 20 {
 		n := 1 + i*700
@@ -50,6 +51,7 @@ func TestNothingOfATailIsLost(t *testing.T) {
 }
 
 func TestAStreamEndsWithItsFinalEventUnlessAPauseIsAskedFor(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		env         string
 		least, most time.Duration
@@ -68,6 +70,7 @@ func TestAStreamEndsWithItsFinalEventUnlessAPauseIsAskedFor(t *testing.T) {
 }
 
 func TestWhatOutlivesItsCommandCanGoOnWriting(t *testing.T) {
+	t.Parallel()
 	d := startDaemon(t, plainEnv(t))
 	mark := filepath.Join(t.TempDir(), "mark")
 	// More than pipes hold, long after the command has ended.
@@ -84,6 +87,7 @@ func TestWhatOutlivesItsCommandCanGoOnWriting(t *testing.T) {
 }
 
 func TestACommandGoesOnWithoutItsClientHoweverMuchItPrints(t *testing.T) {
+	t.Parallel()
 	d := startDaemon(t, plainEnv(t))
 	res := d.do(http.MethodPost, "/command", `{"command":"head -c 20000000 /dev/zero | tr '\\0' 'x' | fold; exit 3"}`)
 	var id string
@@ -98,6 +102,7 @@ func TestACommandGoesOnWithoutItsClientHoweverMuchItPrints(t *testing.T) {
 }
 
 func TestArgvIsExecutedWithoutAShell(t *testing.T) {
+	t.Parallel()
 	d := startDaemon(t, plainEnv(t))
 	all := d.run("/command", map[string]any{"argv": []string{"printf", "%s|", "a b", "$HOME", "*"}})
 	require.Equal(t, []string{"a b|$HOME|*|"}, texts(all, "stdout"))
@@ -110,6 +115,7 @@ func TestArgvIsExecutedWithoutAShell(t *testing.T) {
 }
 
 func TestALogCanBeReadWhileItGrows(t *testing.T) {
+	t.Parallel()
 	d := startDaemon(t, plainEnv(t))
 	gate := filepath.Join(t.TempDir(), "gate")
 	all := d.run("/command", map[string]any{"command": "echo one; echo two >&2; until [ -e " + gate + " ]; do sleep 0.02; done; echo three; sleep 0.3 & sleep 0.1", "background": true})
@@ -131,6 +137,7 @@ func TestALogCanBeReadWhileItGrows(t *testing.T) {
 }
 
 func TestALogDoesNotDependOnTheTemporaryFolder(t *testing.T) {
+	t.Parallel()
 	env := plainEnv(t)
 	d := startDaemon(t, env)
 	tmp := strings.TrimPrefix(env[2], "TMPDIR=")
@@ -141,6 +148,7 @@ func TestALogDoesNotDependOnTheTemporaryFolder(t *testing.T) {
 }
 
 func TestNothingIsLeftInTheTemporaryFolder(t *testing.T) {
+	t.Parallel()
 	env := plainEnv(t)
 	d := startDaemon(t, env)
 	tmp := strings.TrimPrefix(env[2], "TMPDIR=")
@@ -159,6 +167,7 @@ func TestNothingIsLeftInTheTemporaryFolder(t *testing.T) {
 }
 
 func TestDescriptorsAndZombiesDoNotPileUp(t *testing.T) {
+	t.Parallel()
 	d := startDaemon(t, plainEnv(t))
 	open := func() int {
 		found, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.pid()))
@@ -202,6 +211,7 @@ func TestDescriptorsAndZombiesDoNotPileUp(t *testing.T) {
 }
 
 func TestAnInterruptEndsTheWholeGroup(t *testing.T) {
+	t.Parallel()
 	d := startDaemon(t, plainEnv(t))
 	mark := filepath.Join(t.TempDir(), "mark")
 	all := d.run("/command", map[string]any{"command": "(trap '' TERM; echo $BASHPID >" + mark + "; exec sleep 1000) & exec sleep 1000", "background": true})
@@ -218,6 +228,7 @@ func TestAnInterruptEndsTheWholeGroup(t *testing.T) {
 }
 
 func TestTheFileOfVariablesIsReadEachTime(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "env")
 	d := startDaemon(t, append(plainEnv(t), varEnvs+"="+file, "BASE=b"))
 	show := shellCommand("echo $A-$B-$BASE")
@@ -229,6 +240,7 @@ func TestTheFileOfVariablesIsReadEachTime(t *testing.T) {
 }
 
 func TestCommandsDoNotSeeTheToken(t *testing.T) {
+	t.Parallel()
 	d := startDaemon(t, append(plainEnv(t), varToken+"=sekret"))
 	status, _ := d.ask(http.MethodPost, "/command", `{"command":"true"}`)
 	require.Equal(t, http.StatusUnauthorized, status)
@@ -238,6 +250,7 @@ func TestCommandsDoNotSeeTheToken(t *testing.T) {
 }
 
 func TestOldRecordsMakeRoom(t *testing.T) {
+	t.Parallel()
 	cs := commands{byID: map[string]*command{}}
 	running := &command{id: "running"}
 	cs.add(running)

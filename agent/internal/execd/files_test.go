@@ -46,6 +46,7 @@ func (d *daemon) upload(parts ...string) (int, string) {
 }
 
 func TestAnUploadIsThereWholeOrNotAtAll(t *testing.T) {
+	t.Parallel()
 	d := startDaemon(t, plainEnv(t))
 	dir := t.TempDir()
 	path := filepath.Join(dir, "f")
@@ -64,6 +65,7 @@ func TestAnUploadIsThereWholeOrNotAtAll(t *testing.T) {
 }
 
 func TestAnUploadKeepsOwnerModeAndLinksOfWhatItReplaces(t *testing.T) {
+	t.Parallel()
 	d := startDaemon(t, plainEnv(t))
 	dir := t.TempDir()
 	path, link := filepath.Join(dir, "f"), filepath.Join(dir, "link")
@@ -90,6 +92,7 @@ func TestAnUploadKeepsOwnerModeAndLinksOfWhatItReplaces(t *testing.T) {
 }
 
 func TestAFileThatIsNotFinishedCanNotBeReadByOthers(t *testing.T) {
+	t.Parallel()
 	d := startDaemon(t, plainEnv(t))
 	dir := t.TempDir()
 	contentType, body := form(t, fmt.Sprintf(`{"path":%q,"mode":600}`, filepath.Join(dir, "secret")), strings.Repeat("new", 1<<20))
@@ -107,6 +110,7 @@ func TestAFileThatIsNotFinishedCanNotBeReadByOthers(t *testing.T) {
 }
 
 func TestLinesOfAFileCanBeReadWhateverTheirLength(t *testing.T) {
+	t.Parallel()
 	d := startDaemon(t, plainEnv(t))
 	path := filepath.Join(t.TempDir(), "f")
 	long := strings.Repeat("x", 200000)
@@ -125,6 +129,7 @@ func TestLinesOfAFileCanBeReadWhateverTheirLength(t *testing.T) {
 }
 
 func TestADownloadOfAFIFOWaitsForNobody(t *testing.T) {
+	t.Parallel()
 	d := startDaemon(t, plainEnv(t))
 	path := filepath.Join(t.TempDir(), "fifo")
 	require.NoError(t, syscall.Mkfifo(path, 0o600))
@@ -134,6 +139,7 @@ func TestADownloadOfAFIFOWaitsForNobody(t *testing.T) {
 }
 
 func TestTheRootDirectoryIsNotRemoved(t *testing.T) {
+	t.Parallel()
 	s := New(Config{Env: []string{"ROOT=/"}}, nil)
 	defer s.Close()
 	// Asked of the function that decides; the request itself would be a test that can't be run twice.
@@ -147,6 +153,7 @@ func TestTheRootDirectoryIsNotRemoved(t *testing.T) {
 }
 
 func TestAPortOfTheSandboxIsReachedAsIfNobodyWereInBetween(t *testing.T) {
+	t.Parallel()
 	d := startDaemon(t, append(plainEnv(t), varToken+"=sekret"))
 	service := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if websocket.IsWebSocketUpgrade(r) {
@@ -190,6 +197,7 @@ func TestAPortOfTheSandboxIsReachedAsIfNobodyWereInBetween(t *testing.T) {
 }
 
 func TestADaemonEndsThoughAClientHoldsAConnectionThroughIt(t *testing.T) {
+	t.Parallel()
 	d := startDaemon(t, plainEnv(t))
 	service := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_ = http.NewResponseController(w).Flush()

@@ -137,6 +137,7 @@ type usedDifferences struct {
 // Every exchange that was recorded gets an answer of the same status, shape and
 // meaning; the differences are those in the table, and all of them are real.
 func TestEveryRecordedExchangeIsAnsweredAsRecorded(t *testing.T) {
+	t.Parallel()
 	// One group after the other would take a while: they wait for commands and for graces.
 	groups := map[string][]exchange{}
 	all := map[string]exchange{}

@@ -34,6 +34,7 @@ func (d *daemon) in(id, command string) []told {
 }
 
 func TestASessionCarriesVariablesAndDirectoryWhateverIsInThem(t *testing.T) {
+	t.Parallel()
 	d := startDaemon(t, plainEnv(t))
 	dir := filepath.Join(t.TempDir(), "it's a \"dir\"\n`x`")
 	id := d.session(dir)
@@ -48,6 +49,7 @@ func TestASessionCarriesVariablesAndDirectoryWhateverIsInThem(t *testing.T) {
 }
 
 func TestASessionSurvivesCommandsThatCanNotBeRead(t *testing.T) {
+	t.Parallel()
 	d := startDaemon(t, plainEnv(t))
 	id := d.session("")
 	d.in(id, "export KEEP=1")
@@ -59,6 +61,7 @@ func TestASessionSurvivesCommandsThatCanNotBeRead(t *testing.T) {
 }
 
 func TestASessionsRunsFollowOneAnother(t *testing.T) {
+	t.Parallel()
 	d := startDaemon(t, plainEnv(t))
 	id := d.session("")
 	d.in(id, "export N=0")
@@ -71,6 +74,7 @@ func TestASessionsRunsFollowOneAnother(t *testing.T) {
 }
 
 func TestASessionsTimeoutEndsTheGroup(t *testing.T) {
+	t.Parallel()
 	d := startDaemon(t, plainEnv(t))
 	id := d.session("")
 	mark := filepath.Join(t.TempDir(), "mark")
@@ -83,6 +87,7 @@ func TestASessionsTimeoutEndsTheGroup(t *testing.T) {
 }
 
 func TestASessionsVariablesAreInNoCommandLine(t *testing.T) {
+	t.Parallel()
 	d := startDaemon(t, plainEnv(t))
 	id := d.session("")
 	d.in(id, "export SECRET=topsecret-7261")
@@ -94,6 +99,7 @@ func TestASessionsVariablesAreInNoCommandLine(t *testing.T) {
 }
 
 func TestServicesOfASessionOutliveIt(t *testing.T) {
+	t.Parallel()
 	d := startDaemon(t, plainEnv(t))
 	id := d.session("")
 	mark := filepath.Join(t.TempDir(), "mark")

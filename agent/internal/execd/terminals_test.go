@@ -140,6 +140,7 @@ func (l *line) until(t *testing.T, what string, is func() bool) {
 }
 
 func TestEveryRecordedTerminalSessionGoesOnAsRecorded(t *testing.T) {
+	t.Parallel()
 	cases := map[string][]frame{}
 	for _, f := range readLines[frame](t, "testdata/pty.jsonl") {
 		cases[f.Case] = append(cases[f.Case], f)
