@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"sync"
 	"syscall"
 	"time"
 
@@ -184,98 +183,4 @@ func newID() string {
 	// Never fails: the runtime ends the program without randomness.
 	_, _ = rand.Read(b[:])
 	return hex.EncodeToString(b[:])
-}
-
-// command is one that was asked for.
-type command struct {
-	id         string
-	text       string
-	background bool
-	began      time.Time
-	log        *os.File // of a background command
-
-	mu       sync.Mutex
-	child    *child // nil until it runs
-	failure  error  // why it could not be started
-	finished time.Time
-}
-
-const (
-	// keepRecords is how many commands that have ended are remembered, keepFor for how long.
-	keepRecords = 4096
-	keepFor     = time.Hour
-)
-
-// commands are those that were asked for.
-type commands struct {
-	mu    sync.Mutex
-	byID  map[string]*command
-	order []*command // oldest first
-}
-
-// add records a command. Old ones make room.
-func (cs *commands) add(c *command) {
-	cs.mu.Lock()
-	defer cs.mu.Unlock()
-	cs.byID[c.id] = c
-	cs.order = append(cs.order, c)
-	keep := cs.order[:0]
-	for i, old := range cs.order {
-		ended, since := old.ended()
-		if ended && (len(cs.order)-i > keepRecords || since > keepFor) {
-			delete(cs.byID, old.id)
-			old.forget()
-			continue
-		}
-		keep = append(keep, old)
-	}
-	clear(cs.order[len(keep):])
-	cs.order = keep
-}
-
-func (cs *commands) find(id string) *command {
-	cs.mu.Lock()
-	defer cs.mu.Unlock()
-	return cs.byID[id]
-}
-
-// forget closes all logs.
-func (cs *commands) forget() {
-	cs.mu.Lock()
-	defer cs.mu.Unlock()
-	for _, c := range cs.order {
-		c.forget()
-	}
-	cs.byID, cs.order = map[string]*command{}, nil
-}
-
-// started records what became of the attempt to start it.
-func (c *command) started(ch *child, err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.child, c.failure = ch, err
-	if err != nil {
-		c.finished = time.Now()
-	}
-}
-
-// ran records its end.
-func (c *command) ran() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.finished = time.Now()
-}
-
-// ended tells whether it is over, and for how long.
-func (c *command) ended() (bool, time.Duration) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return !c.finished.IsZero(), time.Since(c.finished)
-}
-
-// forget closes the log, whose file has no name.
-func (c *command) forget() {
-	if c.log != nil {
-		_ = c.log.Close()
-	}
 }

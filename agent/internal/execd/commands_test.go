@@ -252,22 +252,36 @@ func TestCommandsDoNotSeeTheToken(t *testing.T) {
 func TestOldRecordsMakeRoom(t *testing.T) {
 	t.Parallel()
 	cs := commands{byID: map[string]*command{}}
+	defer cs.forget()
+	add := func(n int, text string, since time.Duration) *command {
+		var last *command
+		for range n {
+			log, err := memory("x")
+			require.NoError(t, err)
+			last = &command{id: newID(), text: text, log: log, finished: time.Now().Add(-since)}
+			cs.add(last)
+		}
+		return last
+	}
 	running := &command{id: "running"}
 	cs.add(running)
-	for i := range keepRecords + 10 {
-		log, err := memory("x")
-		require.NoError(t, err)
-		cs.add(&command{id: strconv.Itoa(i), log: log, finished: time.Now()})
-	}
-	require.LessOrEqual(t, len(cs.order), keepRecords+1)
-	require.Nil(t, cs.find("0"))
-	require.NotNil(t, cs.find("running"))
-	last := cs.find(strconv.Itoa(keepRecords + 9))
-	require.NotNil(t, last)
-	last.finished = time.Now().Add(-2 * keepFor)
-	cs.add(&command{id: "new"})
-	require.Nil(t, cs.find(last.id))
-	_, err := last.log.Stat()
+	first := add(1, "", 2*young)
+	add(keepRecords, "", 2*young)
+	last := add(pruneEvery, "", 0)
+	require.LessOrEqual(t, len(cs.order), keepRecords+pruneEvery+1)
+	require.Nil(t, cs.find(first.id), "there are too many")
+	_, err := first.log.Stat()
 	require.ErrorIs(t, err, os.ErrClosed)
-	cs.forget()
+	require.NotNil(t, cs.find(last.id))
+	require.Same(t, running, cs.find("running"))
+
+	last.finished = time.Now().Add(-2 * keepFor)
+	add(pruneEvery, "", 0)
+	require.Nil(t, cs.find(last.id), "it is too old")
+
+	long := add(1, strings.Repeat("x", keepText/2), 2*young)
+	recent := add(1, strings.Repeat("x", keepText), 0)
+	add(pruneEvery, "", 0)
+	require.Nil(t, cs.find(long.id), "their text is too long")
+	require.NotNil(t, cs.find(recent.id), "its client may ask for it yet")
 }

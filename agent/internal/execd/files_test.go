@@ -64,6 +64,32 @@ func TestAnUploadIsThereWholeOrNotAtAll(t *testing.T) {
 	require.Equal(t, "old", string(p))
 }
 
+func TestFilesOfAnUploadMayComeBeforeWhatDescribesThem(t *testing.T) {
+	t.Parallel()
+	d := startDaemon(t, plainEnv(t))
+	dir := t.TempDir()
+	var b bytes.Buffer
+	w := multipart.NewWriter(&b)
+	for _, part := range []string{"file:1", "metadata:a", "metadata:b", "metadata:c", "file:2", "file:3"} {
+		name, text, _ := strings.Cut(part, ":")
+		p, err := w.CreateFormFile(name, "x")
+		require.NoError(t, err)
+		if name == "metadata" {
+			text = fmt.Sprintf(`{"path":%q}`, filepath.Join(dir, text))
+		}
+		_, err = io.WriteString(p, text)
+		require.NoError(t, err)
+	}
+	require.NoError(t, w.Close())
+	status, body := d.ask(http.MethodPost, "/files/upload", b.String(), "Content-Type", w.FormDataContentType())
+	require.Equal(t, http.StatusOK, status, body)
+	for name, want := range map[string]string{"a": "1", "b": "2", "c": "3"} {
+		p, err := os.ReadFile(filepath.Join(dir, name))
+		require.NoError(t, err)
+		require.Equal(t, want, string(p))
+	}
+}
+
 func TestAnUploadKeepsOwnerModeAndLinksOfWhatItReplaces(t *testing.T) {
 	t.Parallel()
 	d := startDaemon(t, plainEnv(t))

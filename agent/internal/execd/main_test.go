@@ -131,6 +131,7 @@ func startDaemon(t *testing.T, env []string, wrap ...string) *daemon {
 	require.NoError(t, d.cmd.Start())
 	require.NoError(t, l.Close())
 	require.NoError(t, f.Close())
+	d.await()
 	t.Cleanup(func() {
 		http.DefaultClient.CloseIdleConnections()
 		require.NoError(t, stop.Close())

@@ -7,6 +7,7 @@ import (
 	"io"
 	"mime/multipart"
 	"net/http"
+	"os"
 )
 
 // maxMetadata bounds what describes one file.
@@ -59,12 +60,17 @@ func (s *Server) upload(w http.ResponseWriter, r *http.Request) {
 }
 
 // upload is one request: files wait beside their targets until the form has been
-// found complete. The usual order needs no memory; bytes that come before what describes them are refused.
+// found complete. In the usual order that takes no memory; what comes before its metadata waits in a file without a name.
 type upload struct {
-	s       *Server
-	meta    []fileMetadata
-	arrived []*arrival
-	early   int // files that came before their metadata
+	s     *Server
+	meta  []fileMetadata
+	files []*waiting
+}
+
+// waiting is one file of the form.
+type waiting struct {
+	arrival *arrival // nil as long as it is not known where it belongs
+	early   *os.File
 }
 
 func (u *upload) read(form *multipart.Reader) error {
@@ -88,19 +94,27 @@ func (u *upload) read(form *multipart.Reader) error {
 			return err
 		}
 	}
-	files := len(u.arrived) + u.early
 	switch {
 	case len(u.meta) == 0:
 		return refuse(http.StatusBadRequest, codeBadMetadata, "metadata file is missing")
-	case files == 0:
+	case len(u.files) == 0:
 		return refuse(http.StatusBadRequest, codeBadContent, "file is missing")
-	case files != len(u.meta):
-		return refuse(http.StatusBadRequest, codeBadFile, "metadata and file count mismatch: %d vs %d", len(u.meta), files)
-	case u.early > 0:
-		return refuse(http.StatusBadRequest, codeBadFile, "a file came before the metadata that describe it; send them first")
+	case len(u.files) != len(u.meta):
+		return refuse(http.StatusBadRequest, codeBadFile, "metadata and file count mismatch: %d vs %d", len(u.meta), len(u.files))
 	}
-	for i, a := range u.arrived {
-		if err := u.s.settle(a, u.meta[i]); err != nil {
+	for i, f := range u.files {
+		if f.early == nil {
+			continue
+		}
+		if _, err := f.early.Seek(0, io.SeekStart); err != nil {
+			return err
+		}
+		if err := u.place(i, f.early); err != nil {
+			return err
+		}
+	}
+	for i, f := range u.files {
+		if err := u.s.settle(f.arrival, u.meta[i]); err != nil {
 			return err
 		}
 	}
@@ -120,26 +134,40 @@ func (u *upload) metadata(part io.Reader) error {
 }
 
 func (u *upload) file(part io.Reader) error {
-	if len(u.arrived)+u.early >= len(u.meta) {
-		u.early++
-		_, err := io.Copy(io.Discard, part)
+	f := &waiting{}
+	u.files = append(u.files, f)
+	if i := len(u.files) - 1; i < len(u.meta) {
+		return u.place(i, part)
+	}
+	early, err := unnamedFile()
+	if err != nil {
+		return refuse(http.StatusInternalServerError, codeRuntime, "error holding an upload: %v", err)
+	}
+	f.early = early
+	if _, err := io.Copy(early, part); err != nil {
 		return err
 	}
-	path, err := u.s.expand(u.meta[len(u.arrived)].Path)
+	return nil
+}
+
+// place lets the bytes of a file wait beside its target.
+func (u *upload) place(i int, src io.Reader) error {
+	path, err := u.s.expand(u.meta[i].Path)
 	if err != nil {
 		return refuse(http.StatusBadRequest, codeBadMetadata, "invalid metadata path. %v", err)
 	}
-	a, err := receive(path, part)
-	if err != nil {
-		return err
-	}
-	u.arrived = append(u.arrived, a)
-	return nil
+	u.files[i].arrival, err = receive(path, src)
+	return err
 }
 
 // abandon removes what has not been settled.
 func (u *upload) abandon() {
-	for _, a := range u.arrived {
-		a.abandon()
+	for _, f := range u.files {
+		if f.arrival != nil {
+			f.arrival.abandon()
+		}
+		if f.early != nil {
+			_ = f.early.Close()
+		}
 	}
 }
