@@ -170,8 +170,9 @@ typedef struct ngs_event {
  */
 #define NGS_OP_PTY_DIAL 29
 /*
- * {"provider", "after"}: the sandboxes of all processes, by id, from the one after "after" on -> {"sandboxes": [{"sandbox_id",
- *  "provider", "run", "host", "pid", "owner": "alive", "dead" or "unknown", "created_at", "expires_at" (seconds since 1970, 0:
+ * {"provider", "after", "run", "user"}: the sandboxes of all processes, or of one run or user, by id, from the one after "after"
+ * on -> {"sandboxes": [{"sandbox_id", "provider", "run", "user" ("" where the backend keeps none), "host", "pid",
+ *  "owner": "alive", "dead" or "unknown", "created_at", "expires_at" (seconds since 1970, 0:
  *  none), "status", "leftover": nothing but files is left, "kept": why it should not be reaped, "" when it can be}],
  *  "more": true when another call is needed}
  */

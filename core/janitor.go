@@ -41,6 +41,7 @@ type Found struct {
 	Created    time.Time // zero when it can't be told
 	Expires    time.Time // when its ttl is over; zero: never
 	Status     Status
+	User       string // whose it is, where the backend keeps that
 	// Leftover: there is nothing but files of it.
 	Leftover bool
 	// Kept says why nobody but its users should end it; "" means that it can be reaped. Survey fills it in.

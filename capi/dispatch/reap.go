@@ -10,12 +10,29 @@ import (
 type listRequest struct {
 	providerRef
 	After string `json:"after"`
+	Run   string `json:"run"`  // only those of this run; "" is any
+	User  string `json:"user"` // only those of this user; "" is any
+}
+
+// labeler is a provider that keeps the names of runs and users in a form of its own.
+type labeler interface {
+	Label(name string) string
+}
+
+// wants tells whether a sandbox is one of those that are asked for.
+func (r *listRequest) wants(p core.Provider, f core.Found) bool {
+	is := func(asked, have string) bool {
+		l, ok := p.(labeler)
+		return asked == "" || asked == have || ok && l.Label(asked) == have
+	}
+	return f.ID > r.After && is(r.Run, f.Owner.Run) && is(r.User, f.User)
 }
 
 type foundReply struct {
 	ID        string          `json:"sandbox_id"`
 	Provider  string          `json:"provider"`
 	Run       string          `json:"run"`
+	User      string          `json:"user"`
 	Host      string          `json:"host"`
 	PID       int             `json:"pid"`
 	Owner     core.OwnerState `json:"owner"`
@@ -42,11 +59,11 @@ func list(o *operation, p core.Provider, r listRequest) (reply, error) {
 	page := listReply{Sandboxes: []json.RawMessage{}}
 	size := 0
 	for _, f := range found {
-		if f.ID <= r.After {
+		if !r.wants(p, f) {
 			continue
 		}
 		raw, err := json.Marshal(foundReply{
-			ID: f.ID, Provider: f.Provider, Run: f.Owner.Run, Host: f.Owner.Host, PID: f.Owner.PID, Owner: f.OwnerState,
+			ID: f.ID, Provider: f.Provider, Run: f.Owner.Run, User: f.User, Host: f.Owner.Host, PID: f.Owner.PID, Owner: f.OwnerState,
 			CreatedAt: unixSeconds(f.Created), ExpiresAt: unixSeconds(f.Expires), Status: f.Status, Leftover: f.Leftover, Kept: f.Kept,
 		})
 		if err != nil {

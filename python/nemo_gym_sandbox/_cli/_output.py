@@ -15,6 +15,10 @@ RUNTIME_FAILURE = 125
 """The exit code when the program itself failed, as that of ``docker run``."""
 
 
+WRONG_USAGE = 2
+"""The exit code for arguments that do not go together."""
+
+
 def complain(message: str) -> None:
     """Print a message to standard error."""
     sys.stderr.write(f"{PROGRAM}: {message}\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nemo_gym_sandbox._cli import _backends as backends
-from nemo_gym_sandbox._cli._output import RUNTIME_FAILURE, duration, print_json, print_table
+from nemo_gym_sandbox._cli._output import RUNTIME_FAILURE, WRONG_USAGE, complain, duration, print_json, print_table
 from nemo_gym_sandbox._cli._program import run_verb
 
 if TYPE_CHECKING:
@@ -27,12 +27,16 @@ def _declare(parser: argparse.ArgumentParser) -> None:
 
 
 async def _run(arguments: argparse.Namespace) -> int:
+    problem = backends.unfit(arguments)
+    if problem:
+        complain(problem)
+        return WRONG_USAGE
     found: list[backends.Found] = []
     code = 0
     for name in backends.chosen(arguments):
         try:
-            async with backends.opened(name) as backend:
-                found += [one for one in await backend.list() if backends.matches(one, arguments)]
+            async with backends.opened(name, arguments) as backend:
+                found += await backend.list()
         except (RuntimeError, TimeoutError, ValueError) as error:
             if not backends.excuse(error, arguments):
                 code = RUNTIME_FAILURE

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nemo_gym_sandbox._cli import _backends as backends
-from nemo_gym_sandbox._cli._output import RUNTIME_FAILURE, complain, print_json, print_table
+from nemo_gym_sandbox._cli._output import RUNTIME_FAILURE, WRONG_USAGE, complain, print_json, print_table
 from nemo_gym_sandbox._cli._program import run_verb
 
 AT_ONCE = 16
@@ -22,7 +22,8 @@ SWEEPS = 3
 DESCRIPTION = """
 Ends sandboxes whose process on this machine is dead, and those that outlived their ttl, and removes all of them. Sandboxes
 that were handed over to another process (serialized) are kept for their handover time and while somebody uses them; those
-of processes that can't be seen from here are kept as well.
+of processes that can't be seen from here are kept as well. On an OpenSandbox server all sandboxes and snapshots of the run
+that --run-id names are ended.
 """
 
 
@@ -63,10 +64,16 @@ class Outcome:
 
 
 async def _run(arguments: argparse.Namespace) -> int:
+    problem = backends.unfit(arguments)
+    if not problem and arguments.provider in backends.REMOTE and not arguments.run_id:
+        problem = f"reap --provider {arguments.provider} needs --run-id: others use the server too"
+    if problem:
+        complain(problem)
+        return WRONG_USAGE
     outcome = Outcome()
     for name in backends.chosen(arguments):
         try:
-            async with backends.opened(name) as backend:
+            async with backends.opened(name, arguments) as backend:
                 await _clear(backend, arguments, outcome)
         except (RuntimeError, TimeoutError, ValueError) as error:
             outcome.broken |= not backends.excuse(error, arguments)
@@ -78,7 +85,7 @@ async def _clear(backend: backends.Backend, arguments: argparse.Namespace, outco
     for sweep in range(SWEEPS):
         doomed: list[backends.Found] = []
         for one in await backend.list():
-            if not backends.matches(one, arguments) or one.age_s < arguments.older_than:
+            if one.age_s < arguments.older_than:
                 continue
             if one.kept and not arguments.all:
                 outcome.kept[one.sandbox_id] = one
@@ -89,9 +96,17 @@ async def _clear(backend: backends.Backend, arguments: argparse.Namespace, outco
             return
         if not doomed or (sweep > 0 and all(one.sandbox_id in outcome.failed for one in doomed)):
             break
-        gate = asyncio.Semaphore(AT_ONCE)
-        await asyncio.gather(*(_end(backend, one, gate, outcome) for one in doomed))
+        # What is left over goes first: a snapshot is known by its sandbox. What a sandbox still held follows it.
+        leftover = [one for one in doomed if one.leftover]
+        await _end_all(backend, leftover, outcome)
+        await _end_all(backend, [one for one in doomed if not one.leftover], outcome)
+        await _end_all(backend, [one for one in leftover if one.sandbox_id in outcome.failed], outcome)
     await backend.tidy()
+
+
+async def _end_all(backend: backends.Backend, doomed: list[backends.Found], outcome: Outcome) -> None:
+    gate = asyncio.Semaphore(AT_ONCE)
+    await asyncio.gather(*(_end(backend, one, gate, outcome) for one in doomed))
 
 
 async def _end(backend: backends.Backend, one: backends.Found, gate: asyncio.Semaphore, outcome: Outcome) -> None:

@@ -234,13 +234,13 @@ class NativeProvider:
 
     # ---------------------------------------------------------------- for those who clear up
 
-    async def _list(self) -> list[dict[str, Any]]:
-        """The sandboxes that any process made on this backend, by id; capi/ngs.h tells the keys."""
+    async def _list(self, run: str = "", user: str = "") -> list[dict[str, Any]]:
+        """The sandboxes that any process made on this backend, or one run or user, by id; capi/ngs.h tells the keys."""
         found: list[dict[str, Any]] = []
         more = True
         while more:
             after = found[-1]["sandbox_id"] if found else ""
-            request = codec.encode({"provider": self._native.number, "after": after})
+            request = codec.encode({"provider": self._native.number, "after": after, "run": run, "user": user})
             page = (await self._call(codec.LIST, request)).json()
             found += page["sandboxes"]
             more = page["more"]

@@ -34,12 +34,20 @@ func (s *Server) lifecycle(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	parts := strings.Split(strings.Trim(strings.TrimPrefix(r.URL.Path, "/v1"), "/"), "/")
+	if parts[0] == "snapshots" {
+		s.snapshotRoutes(w, r, parts)
+		return
+	}
 	if parts[0] != "sandboxes" {
 		reply(w, http.StatusNotFound, map[string]string{"detail": "Not Found"})
 		return
 	}
 	if len(parts) == 1 && r.Method == http.MethodPost {
 		s.create(w, r)
+		return
+	}
+	if len(parts) == 1 && r.Method == http.MethodGet {
+		s.list(w, r)
 		return
 	}
 	if len(parts) < 2 {
@@ -68,8 +76,13 @@ func (s *Server) lifecycle(w http.ResponseWriter, r *http.Request) {
 		s.change(w, b, "Paused", "Running", "CONTAINER_RUNNING", "DOCKER::SANDBOX_NOT_PAUSED", "Sandbox is not in a paused state.")
 	case "POST renew-expiration":
 		s.renew(w, r, b)
+	case "POST snapshots":
+		s.snapshot(w, r, b)
 	case "GET diagnostics":
-		reply(w, http.StatusOK, map[string]string{"sandboxId": id, "kind": "events", "content": "Event: Exited"})
+		s.mu.Lock()
+		content := b.events
+		s.mu.Unlock()
+		reply(w, http.StatusOK, map[string]string{"sandboxId": id, "kind": "events", "content": content})
 	default:
 		reply(w, http.StatusNotFound, map[string]string{"detail": "Not Found"})
 	}
@@ -81,7 +94,7 @@ func (s *Server) describe(b *box) map[string]any {
 	d := map[string]any{
 		"id":        b.id,
 		"status":    map[string]string{"state": b.state, "reason": b.reason, "message": b.message, "lastTransitionAt": "1970-01-01T00:00:00Z"},
-		"createdAt": "1970-01-01T00:00:00Z",
+		"createdAt": b.created.UTC().Format(time.RFC3339Nano),
 	}
 	if len(b.metadata) > 0 {
 		d["metadata"] = b.metadata
@@ -127,7 +140,7 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) {
 		if body.Timeout != nil {
 			life = time.Duration(*body.Timeout) * time.Second
 		}
-		b, err := s.newBox(body.Metadata, body.Env, life)
+		b, err := s.newBox(body.SnapshotID, body.Metadata, body.Env, life)
 		if err != nil {
 			fail(w, http.StatusInternalServerError, "DOCKER::SANDBOX_START_FAILED", err.Error())
 			return

@@ -54,7 +54,7 @@ func TestCommandsAreToldAsByARealDaemon(t *testing.T) {
 	s, err := Start()
 	require.NoError(t, err)
 	t.Cleanup(s.Close)
-	b, err := s.newBox(nil, nil, 0)
+	b, err := s.newBox("", nil, nil, 0)
 	require.NoError(t, err)
 	f, err := os.Open("../../../providers/opensandbox/testdata/streams.jsonl")
 	require.NoError(t, err)

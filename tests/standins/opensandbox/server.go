@@ -37,6 +37,7 @@ type Server struct {
 
 	mu       sync.Mutex
 	boxes    map[string]*box
+	saved    []*saved // snapshots, oldest first
 	order    []string
 	made     int
 	faults   []*Fault
@@ -149,6 +150,15 @@ func (s *Server) SetStatus(id, state, reason, message string) {
 	defer s.mu.Unlock()
 	if b := s.boxes[id]; b != nil {
 		b.state, b.reason, b.message = state, reason, message
+	}
+}
+
+// SetEvents makes the diagnostics route tell something else of a sandbox than that it has exited.
+func (s *Server) SetEvents(id, events string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if b := s.boxes[id]; b != nil {
+		b.events = events
 	}
 }
 
@@ -307,7 +317,7 @@ func reply(w http.ResponseWriter, status int, v any) {
 }
 
 // newBox makes a sandbox.
-func (s *Server) newBox(metadata map[string]string, env map[string]string, life time.Duration) (*box, error) {
+func (s *Server) newBox(snapshot string, metadata map[string]string, env map[string]string, life time.Duration) (*box, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.made++
@@ -316,7 +326,13 @@ func (s *Server) newBox(metadata map[string]string, env map[string]string, life 
 	if err := os.Mkdir(folder, 0o755); err != nil {
 		return nil, err
 	}
-	b := &box{id: id, folder: folder, metadata: metadata, state: "Running", reason: "CONTAINER_RUNNING", message: "Sandbox container is running."}
+	for _, one := range s.saved { // the labels come along
+		if of := s.boxes[one.box]; one.id == snapshot && of != nil && metadata == nil {
+			metadata = of.metadata
+		}
+	}
+	b := &box{id: id, folder: folder, snapshot: snapshot, metadata: metadata, state: "Running", reason: "CONTAINER_RUNNING", message: "Sandbox container is running.",
+		events: "Event: Exited", created: time.Now()}
 	if life > 0 {
 		b.expires = time.Now().Add(life)
 	}
@@ -329,10 +345,12 @@ func (s *Server) newBox(metadata map[string]string, env map[string]string, life 
 // box is one sandbox. What the server says of it is guarded by the server's lock.
 type box struct {
 	id, folder             string
+	snapshot               string // it was made from
 	metadata               map[string]string
 	daemon                 *daemon
 	state, reason, message string
-	expires                time.Time
+	events                 string // what the diagnostics route tells
+	created, expires       time.Time
 }
 
 // dead tells whether nothing runs in it. The server's lock is held.
