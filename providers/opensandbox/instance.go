@@ -20,12 +20,11 @@ type instance struct {
 	id    string
 	token string // "" when the daemon wants none
 
-	// life ends when the sandbox is let go of; renewing is what prolongs the sandbox meanwhile.
+	// life ends when the sandbox is let go of; renewal is what prolongs the sandbox meanwhile, nil for nothing.
 	life     context.Context
 	end      context.CancelFunc
-	stopBeat context.CancelFunc
-	starting atomic.Bool   // it is being made
-	beating  chan struct{} // closed when the renewal has ended; nil without one
+	renewal  *renewal
+	starting atomic.Bool // it is being made
 
 	// mu guards all below.
 	mu       sync.Mutex
