@@ -58,6 +58,26 @@ func FuzzLines(f *testing.F) {
 	})
 }
 
+// A flood of lines is told at the speed of a pipe or so.
+func BenchmarkLines(b *testing.B) {
+	p := bytes.Repeat([]byte(strings.Repeat("x", 99)+"\n"), 640)
+	l := &lines{kind: "stdout", out: &stream{w: discard{}}}
+	b.SetBytes(int64(len(p)))
+	for b.Loop() {
+		if err := l.write(p); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// discard is a client that takes everything.
+type discard struct{}
+
+func (discard) Header() http.Header         { return http.Header{} }
+func (discard) Write(p []byte) (int, error) { return len(p), nil }
+func (discard) WriteHeader(int)             {}
+func (discard) Flush()                      {}
+
 func TestALineWithoutEndIsToldInParts(t *testing.T) {
 	t.Parallel()
 	p := []byte(strings.Repeat("é", maxLine/2+100<<10) + "x\nrest")

@@ -2,6 +2,9 @@ package execd
 
 import (
 	"bytes"
+	"encoding/json"
+	"strconv"
+	"time"
 	"unicode/utf8"
 )
 
@@ -14,11 +17,13 @@ type lines struct {
 	out  *stream
 	rest []byte // of a line that has not ended
 	cr   bool   // the last byte was \r: a \n belongs to it
+	buf  []byte // for events
 }
 
 // write takes what has come.
 func (l *lines) write(p []byte) error {
-	var all []event
+	now := strconv.AppendInt(nil, time.Now().UnixMilli(), 10)
+	all := l.buf[:0]
 	for len(p) > 0 {
 		if l.cr {
 			l.cr = false
@@ -38,7 +43,7 @@ func (l *lines) write(p []byte) error {
 			l.rest = append(l.rest, line...)
 			line = l.rest
 		}
-		all = append(all, l.event(line))
+		all = l.append(all, line, now)
 		l.rest = l.rest[:0]
 		p = p[n+1:]
 	}
@@ -47,30 +52,62 @@ func (l *lines) write(p []byte) error {
 		for k := 1; k < utf8.UTFMax && !utf8.RuneStart(l.rest[n]); k++ {
 			n-- // a character is not cut
 		}
-		all = append(all, l.event(l.rest[:n]))
+		all = l.append(all, l.rest[:n], now)
 		l.rest = append([]byte(nil), l.rest[n:]...)
 	}
-	if len(all) > 0 {
-		l.out.send(all...)
-	}
-	if len(l.rest) == 0 && cap(l.rest) > 64<<10 {
-		l.rest = nil
+	l.out.raw(all)
+	l.buf = reusable(all)
+	if len(l.rest) == 0 {
+		l.rest = reusable(l.rest)
 	}
 	return nil
+}
+
+// reusable keeps a buffer unless it has become large.
+func reusable(p []byte) []byte {
+	if cap(p) > 256<<10 {
+		return nil
+	}
+	return p
 }
 
 // end tells a last line that has no end.
 func (l *lines) end() {
 	if len(l.rest) > 0 {
-		l.out.send(l.event(l.rest))
+		l.out.raw(l.append(nil, l.rest, strconv.AppendInt(nil, time.Now().UnixMilli(), 10)))
 		l.rest = nil
 	}
 }
 
-// event is that of one line. Bytes that are no text become U+FFFD when it is written.
-func (l *lines) event(line []byte) event {
-	if len(line) == 0 {
-		return event{Type: l.kind, Text: "\n"}
+// append adds the event of one line, which is written here and not by reflection: outputs have many lines.
+func (l *lines) append(dst, line, now []byte) []byte {
+	dst = append(dst, `{"type":"`...)
+	dst = append(dst, l.kind...)
+	dst = append(dst, `","text":`...)
+	switch {
+	case len(line) == 0:
+		dst = append(dst, `"\n"`...)
+	case plain(line):
+		dst = append(append(append(dst, '"'), line...), '"')
+	default:
+		// Bytes that are no text become U+FFFD.
+		p, err := json.Marshal(string(line))
+		if err != nil {
+			p = []byte(`""`) // strings always marshal
+		}
+		dst = append(dst, p...)
 	}
-	return event{Type: l.kind, Text: string(line)}
+	dst = append(dst, `,"timestamp":`...)
+	dst = append(dst, now...)
+	return append(dst, "}\n\n"...)
+}
+
+// plain tells whether a text is the same in JSON.
+func plain(p []byte) bool {
+	for _, c := range p {
+		if c < ' ' || c > '~' || c == '"' || c == '\\' {
+			return false
+		}
+	}
+	return true
 }
