@@ -1,14 +1,12 @@
 package daemon
 
 import (
-	"bytes"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
 	"maps"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -41,7 +39,7 @@ func (s *server) terminals() *ptyserver.Server {
 	defer s.terms.mu.Unlock()
 	if s.terms.server == nil {
 		limit := int64(retained)
-		if m := memoryLimit(); m > 0 {
+		if m := process.MemoryLimit(); m > 0 {
 			limit = min(limit, m/retainedPart)
 		}
 		s.terms.server = ptyserver.New(starter{s}, ptyserver.NewBudget(limit))
@@ -65,21 +63,6 @@ func (t *terminals) halt() {
 	if t.server != nil {
 		t.server.Halt()
 	}
-}
-
-// memoryLimit is that of the sandbox's own control group, version 2 or 1; 0 when there is none.
-func memoryLimit() int64 {
-	for _, p := range []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"} {
-		raw, err := os.ReadFile(p)
-		if err != nil {
-			continue
-		}
-		// "max", and what version 1 says instead, are beyond any memory there is.
-		if n, err := strconv.ParseInt(string(bytes.TrimSpace(raw)), 10, 64); err == nil {
-			return n
-		}
-	}
-	return 0
 }
 
 // starter forks the processes of sessions as those of commands.

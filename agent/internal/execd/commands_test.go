@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -284,4 +285,20 @@ func TestOldRecordsMakeRoom(t *testing.T) {
 	add(pruneEvery, "", 0)
 	require.Nil(t, cs.find(long.id), "their text is too long")
 	require.NotNil(t, cs.find(recent.id), "its client may ask for it yet")
+}
+
+func TestAnImageWithoutBashRunsCommandsAndSaysWhatSessionsNeed(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for _, name := range []string{"sh", "wc"} {
+		path, err := exec.LookPath(name)
+		require.NoError(t, err)
+		require.NoError(t, os.Symlink(path, filepath.Join(dir, name)))
+	}
+	d := startDaemon(t, []string{"PATH=" + dir, "TMPDIR=" + t.TempDir()})
+	require.Equal(t, []string{"sh"}, texts(d.run("/command", shellCommand("echo $0")), "stdout"))
+	long := strings.Repeat("x", 300000)
+	require.Equal(t, []string{"300001"}, texts(d.run("/command", shellCommand("wc -c <<EOF\n"+long+"\nEOF\n")), "stdout"))
+	require.Contains(t, end(t, d.in(d.session(""), "true")), "bash is not installed")
+	require.Contains(t, lastText(t, d.attach("{}", "pty=1")), "bash is not installed")
 }

@@ -30,8 +30,10 @@ const (
 	headTime = time.Minute
 	// endTime is what open requests have when the daemon is asked to end.
 	endTime = 5 * time.Second
-	// retained is how much output all terminal sessions together may retain.
-	retained = 64 << 20
+	// retained is how much output all terminal sessions together may retain, unless
+	// the sandbox's memory is so small that an eighth of it is less.
+	retained     = 64 << 20
+	retainedPart = 8
 )
 
 // Server is the daemon. It is safe for concurrent use; whoever made it closes it.
@@ -61,7 +63,11 @@ func New(cfg Config, reap *process.Reaper) *Server {
 	s.commands.byID = map[string]*command{}
 	s.sessions.byID = map[string]*session{}
 	s.leftovers.open = map[*os.File]struct{}{}
-	s.terminals = ptyserver.New(starter{s}, ptyserver.NewBudget(retained))
+	limit := int64(retained)
+	if m := process.MemoryLimit(); m > 0 {
+		limit = min(limit, m/retainedPart)
+	}
+	s.terminals = ptyserver.New(starter{s}, ptyserver.NewBudget(limit))
 	s.mux = http.NewServeMux()
 	s.routes()
 	return s
@@ -197,6 +203,12 @@ func serve(cfg Config, l net.Listener) (int, error) {
 	// What commands leave behind is this process's to collect: process 1 may be anything.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return 1, fmt.Errorf("become the subreaper: %w", err)
+	}
+	if cfg.Token != "" {
+		// What runs as the same user could read the token here. As root, that is allowed to look anywhere.
+		if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+			return 1, fmt.Errorf("keep others from looking into this process: %w", err)
+		}
 	}
 	// The daemon is small; let it stay small rather than fast at collecting garbage.
 	debug.SetGCPercent(50)
