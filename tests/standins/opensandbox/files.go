@@ -137,7 +137,8 @@ func (d *daemon) info(w http.ResponseWriter, r *http.Request) {
 		if err != nil {
 			mode = 0
 		}
-		all[path] = map[string]any{"path": path, "type": kind, "size": st.Size(), "modified_at": st.ModTime().UTC().Format(time.RFC3339), "mode": mode}
+		changed := st.ModTime().UTC().Format(time.RFC3339)
+		all[path] = map[string]any{"path": path, "type": kind, "size": st.Size(), "modified_at": changed, "created_at": changed, "owner": "root", "group": "root", "mode": mode}
 	}
 	reply(w, http.StatusOK, all)
 }

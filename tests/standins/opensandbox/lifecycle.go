@@ -3,6 +3,7 @@ package opensandbox
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"strconv"
 	"strings"
@@ -76,6 +77,8 @@ func (s *Server) lifecycle(w http.ResponseWriter, r *http.Request) {
 		s.change(w, b, "Paused", "Running", "CONTAINER_RUNNING", "DOCKER::SANDBOX_NOT_PAUSED", "Sandbox is not in a paused state.")
 	case "POST renew-expiration":
 		s.renew(w, r, b)
+	case "PATCH metadata":
+		s.label(w, r, b)
 	case "POST snapshots":
 		s.snapshot(w, r, b)
 	case "GET diagnostics":
@@ -97,7 +100,16 @@ func (s *Server) describe(b *box) map[string]any {
 		"createdAt": b.created.UTC().Format(time.RFC3339Nano),
 	}
 	if len(b.metadata) > 0 {
-		d["metadata"] = b.metadata
+		d["metadata"] = maps.Clone(b.metadata)
+	}
+	if b.image != "" {
+		d["image"] = map[string]string{"uri": b.image}
+	}
+	if b.snapshot != "" {
+		d["snapshotId"] = b.snapshot
+	}
+	if d["entrypoint"] = b.entrypoint; len(b.entrypoint) == 0 {
+		d["entrypoint"] = []string{"tail", "-f", "/dev/null"}
 	}
 	if !b.expires.IsZero() {
 		d["expiresAt"] = b.expires.UTC().Format(time.RFC3339Nano)
@@ -145,8 +157,42 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) {
 			fail(w, http.StatusInternalServerError, "DOCKER::SANDBOX_START_FAILED", err.Error())
 			return
 		}
-		reply(w, http.StatusAccepted, s.describe(b))
+		s.mu.Lock()
+		b.entrypoint = body.Entrypoint
+		if body.Image != nil {
+			b.image = body.Image.URI
+		}
+		s.mu.Unlock()
+		d := s.describe(b)
+		// Who made it knows what from.
+		delete(d, "image")
+		delete(d, "snapshotId")
+		reply(w, http.StatusAccepted, d)
 	}
+}
+
+// label changes a sandbox's metadata: null takes an entry away.
+func (s *Server) label(w http.ResponseWriter, r *http.Request, b *box) {
+	var patch map[string]*string
+	if err := json.NewDecoder(r.Body).Decode(&patch); err != nil {
+		invalid(w, "body", "JSON decode error")
+		return
+	}
+	s.mu.Lock()
+	changed := maps.Clone(b.metadata)
+	if changed == nil {
+		changed = map[string]string{}
+	}
+	for key, value := range patch {
+		if value == nil {
+			delete(changed, key)
+		} else {
+			changed[key] = *value
+		}
+	}
+	b.metadata = changed
+	s.mu.Unlock()
+	reply(w, http.StatusOK, s.describe(b))
 }
 
 func (s *Server) remove(b *box) {

@@ -346,6 +346,8 @@ func (s *Server) newBox(snapshot string, metadata map[string]string, env map[str
 type box struct {
 	id, folder             string
 	snapshot               string // it was made from
+	image                  string // the same; one of both is ""
+	entrypoint             []string
 	metadata               map[string]string
 	daemon                 *daemon
 	state, reason, message string

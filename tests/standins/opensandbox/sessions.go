@@ -7,12 +7,13 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"syscall"
 
 	"github.com/nemo-gym/nemo_gym_sandbox/pty/ptyserver"
 )
 
-// shell is a session: what of it lasts between commands is its directory.
+// shell is a session: what of it lasts between commands is its directory, and what is exported.
 type shell struct {
 	cwd string
 	now *command
@@ -56,10 +57,16 @@ func (d *daemon) runInSession(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusInternalServerError, "RUNTIME_ERROR", "error running in session. context not found")
 		return
 	}
+	kept := "'" + d.log("session-"+id) + "'"
+	back := "[ -e " + kept + " ] && . " + kept + "; "
 	if body.Cwd == "" {
 		body.Cwd = s.cwd
+	} else {
+		back += "cd " + strconv.Quote(d.inside(body.Cwd)) + "; "
 	}
-	body.Command = "exec 2>&1; " + body.Command
+	// Exported variables and the directory last until the next command, as bash itself writes them.
+	keep := "trap '{ export -p; printf \"cd %q\\n\" \"$PWD\"; } >\"'" + kept + "'\"' EXIT; "
+	body.Command = back + keep + "exec 2>&1\n" + body.Command
 	c, stdout, stderr, err := d.start(body)
 	e := newEmitter(w)
 	e.send(map[string]any{"type": "init", "text": id})
