@@ -2,7 +2,6 @@ package execd
 
 import (
 	"errors"
-
 	"os"
 	"sync"
 	"time"
