@@ -85,7 +85,7 @@ setup_tools() {
 }
 
 setup_docker() {
-	apt_missing dockerd=docker.io busybox=busybox-static tmux=tmux
+	apt_missing dockerd=docker.io busybox=busybox-static tmux=tmux vim=vim less=less
 	apt_missing docker=docker-cli
 }
 

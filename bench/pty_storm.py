@@ -142,10 +142,11 @@ class Moved:
 
     async def _command(self, command: str) -> str:
         """Run it in the sandbox; again when its own connection was cut by somebody else's move."""
+        result = await self._clients[0].exec(command)
         for _ in range(ATTEMPTS):
-            result = await self._clients[0].exec(command)
             if result.return_code == 0:
                 return result.stdout or ""
+            result = await self._clients[0].exec(command)
         raise RuntimeError(f"{self.name}: {command!r} failed: {result}")
 
     async def _read(self, seconds: float) -> None:

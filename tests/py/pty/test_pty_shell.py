@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,87 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tmux_help import PACKAGE, PATIENCE_S, SHELL, Tmux
 
 from nemo_gym_sandbox import AsyncSandbox, SandboxSpec
 from nemo_gym_sandbox._terminal import Modes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-PACKAGE = Path(__file__).resolve().parents[3] / "python"
-PATIENCE_S = 20
-SHELL = f"{sys.executable} -m nemo_gym_sandbox.shell"
-
-
-class Tmux:
-    """One terminal of 100 x 30 with a shell of the host in it, whose prompt is ``host>``."""
-
-    def __init__(self, folder: Path) -> None:
-        tmux = shutil.which("tmux")
-        assert tmux, "these tests need tmux"
-        self._base = [tmux, "-f", "/dev/null", "-S", str(folder / "tmux")]
-        env = {**os.environ, "PYTHONPATH": str(PACKAGE), "TERM": "xterm-256color"}
-        (folder / "rc").write_text("PS1='host> '\n")
-        self._run("new-session", "-d", "-x", "100", "-y", "30", f"bash --rcfile {folder}/rc", env=env)
-        self.sees(r"host> $")
-
-    def _run(self, *arguments: str, env: dict[str, str] | None = None) -> str:
-        done = subprocess.run([*self._base, *arguments], env=env, capture_output=True, text=True, timeout=PATIENCE_S)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def screen(self, *options: str) -> str:
-        return self._run("capture-pane", "-p", "-J", *options).rstrip("\n")
-
-    def keys(self, *keys: str) -> None:
-        self._run("send-keys", *keys)
-
-    def type(self, text: str) -> None:
-        self._run("send-keys", "-l", text)
-        self.keys("Enter")
-
-    def resize(self, cols: int, rows: int) -> None:
-        self._run("resize-window", "-x", str(cols), "-y", str(rows))
-
-    def sees(self, pattern: str, *options: str) -> str:
-        """Wait for the screen to match."""
-        end = time.monotonic() + PATIENCE_S
-        while not re.search(pattern, screen := self.screen(*options), re.MULTILINE):
-            assert time.monotonic() < end, f"{pattern!r} did not come:\n{screen}"
-            time.sleep(0.01)
-        return screen
-
-    def modes(self, name: str) -> str:
-        """The settings of the terminal, as stty tells them."""
-        self.type(f"stty -g > {name}; echo saved-{name}")
-        self.sees(f"^saved-{name}")
-        return name
-
-    def flag(self, name: str) -> str:
-        return self._run("display-message", "-p", f"#{{{name}}}").strip()
-
-    def pid_of(self, text: str) -> int:
-        """The process below the terminal's shell with this in its command line."""
-        end = time.monotonic() + PATIENCE_S
-        shell = self.flag("pane_pid")
-        while time.monotonic() < end:
-            for child in Path(f"/proc/{shell}/task/{shell}/children").read_text().split():
-                with contextlib.suppress(OSError):
-                    if text in Path(f"/proc/{child}/cmdline").read_text().replace("\0", " "):
-                        return int(child)
-            time.sleep(0.05)
-        raise AssertionError(f"nothing runs {text!r}")
-
-    def is_raw(self, raw: bool) -> None:
-        """Wait for the terminal to be in raw mode, or out of it."""
-        end = time.monotonic() + PATIENCE_S
-        command = ["stty", "-a", "-F", self.flag("pane_tty")]
-        while ("-opost" in subprocess.run(command, capture_output=True, text=True, check=True).stdout) is not raw:
-            assert time.monotonic() < end, self.screen()
-            time.sleep(0.05)
-
-    def close(self) -> None:
-        self._run("kill-server")
 
 
 @pytest.fixture
@@ -205,7 +129,7 @@ def test_mouse_reports_and_keys_pass_unchanged(terminal: Tmux) -> None:
     command = "printf '\\033[?1000;1006h'; stty raw -echo; printf rea''dy; busybox dd bs=1 count=11 2>/dev/null | od -An -c; stty sane"
     terminal.type(f'{SHELL} --provider local --command "{command}"; echo status-$?')
     terminal.sees("ready")
-    terminal._run("send-keys", "-H", *(f"{byte:02x}" for byte in b"\x1b[<0;5;7M\x00\x7f"))
+    terminal.run("send-keys", "-H", *(f"{byte:02x}" for byte in b"\x1b[<0;5;7M\x00\x7f"))
     screen = terminal.sees("status-0$")
     assert re.search(r"033\s+\[\s+<\s+0\s+;\s+5\s+;\s+7\s+M\s+\\0\s+177", screen), screen
 
