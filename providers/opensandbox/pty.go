@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nemo-gym/nemo_gym_sandbox/core"
@@ -18,14 +19,19 @@ func (i *instance) OpenPTY(ctx context.Context, spec core.PTYSpec) (core.PTYSess
 	if err := i.healthy(); err != nil {
 		return nil, err
 	}
-	if err := forSession(&spec); err != nil {
+	once, err := forSession(&spec)
+	if err != nil {
 		return nil, err
 	}
 	c, err := i.terminals(ctx, "pty create")
 	if err != nil {
 		return nil, err
 	}
-	return opened(c.Open(ctx, spec))
+	at, err := i.daemon(ctx)
+	if err != nil {
+		return nil, failed(ctx, "pty create", i.id, "resolving the sandbox's daemon", err)
+	}
+	return i.p.locked(at, once)(c.Open(ctx, spec))
 }
 
 // AttachPTY implements core.PTYAttacher.
@@ -42,38 +48,86 @@ func (i *instance) AttachPTY(ctx context.Context, id string, takeover bool, sinc
 
 // DialPTY opens a session at the address of a daemon. timeout bounds each request; 0 is 300 s.
 func (p *Provider) DialPTY(ctx context.Context, at core.Endpoint, timeout time.Duration, spec core.PTYSpec) (core.PTYSession, error) {
-	if err := forSession(&spec); err != nil {
-		return nil, err
-	}
-	c, err := p.dialer(at, timeout)
+	once, err := forSession(&spec)
 	if err != nil {
 		return nil, err
 	}
-	return opened(c.Open(ctx, spec))
+	e, err := daemonAt(at)
+	if err != nil {
+		return nil, err
+	}
+	c, err := p.dialer(e, timeout)
+	if err != nil {
+		return nil, err
+	}
+	return p.locked(e, once)(c.Open(ctx, spec))
 }
 
 // DialAttachPTY attaches to a session at the address of a daemon.
 func (p *Provider) DialAttachPTY(ctx context.Context, at core.Endpoint, timeout time.Duration, id string, takeover bool, since int64) (core.PTYSession, error) {
-	c, err := p.dialer(at, timeout)
+	e, err := daemonAt(at)
+	if err != nil {
+		return nil, err
+	}
+	c, err := p.dialer(e, timeout)
 	if err != nil {
 		return nil, err
 	}
 	return opened(c.Attach(ctx, id, takeover, since))
 }
 
-func (p *Provider) dialer(at core.Endpoint, timeout time.Duration) (*pty.Client, error) {
+// daemonAt reads the address of a daemon.
+func daemonAt(at core.Endpoint) (endpoint, error) {
 	e := endpoint{url: strings.TrimRight(strings.TrimSpace(at.URL), "/"), header: http.Header{}}
 	if u, err := url.Parse(e.url); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return nil, core.Errorf(core.KindInvalid, "pty", "the daemon's address has to be an http or https URL")
+		return e, core.Errorf(core.KindInvalid, "pty", "the daemon's address has to be an http or https URL")
 	}
 	for k, v := range at.Headers {
 		e.header.Set(k, v)
 	}
-	c, err := p.client(e)
+	return e, nil
+}
+
+func (p *Provider) dialer(at endpoint, timeout time.Duration) (*pty.Client, error) {
+	c, err := p.client(at)
 	if err == nil {
 		c.Timeout = timeout
 	}
 	return c, err
+}
+
+// locked gives an opened session what removes its lock when it is closed: then nobody can start its command any more.
+func (p *Provider) locked(at endpoint, once string) func(*pty.Session, error) (core.PTYSession, error) {
+	return func(s *pty.Session, err error) (core.PTYSession, error) {
+		if err != nil || once == "" {
+			return opened(s, err)
+		}
+		return &lockedSession{PTYSession: s, unlock: func() {
+			remove := call{method: http.MethodDelete, url: at.url + "/directories?path=" + url.QueryEscape(once), header: at.header, timeout: removeTimeout}
+			p.background(func(ctx context.Context) {
+				_, err := p.rest.do(ctx, remove, nil)
+				if s := statusOf(err); s != http.StatusNotFound && ctx.Err() == nil {
+					quietly(ctx, "the lock of a session could not be removed", err)
+				}
+			})
+		}}, nil
+	}
+}
+
+// lockedSession is a session whose command runs once.
+type lockedSession struct {
+	core.PTYSession
+	unlock func()
+	once   sync.Once
+}
+
+// Close implements core.PTYSession.
+func (s *lockedSession) Close(ctx context.Context) error {
+	err := s.PTYSession.Close(ctx)
+	if err == nil {
+		s.once.Do(s.unlock)
+	}
+	return err
 }
 
 // opened keeps a missing session from becoming an interface that is not nil.
@@ -84,17 +138,20 @@ func opened(s *pty.Session, err error) (core.PTYSession, error) {
 	return s, nil
 }
 
-// forSession makes a request one that the daemon knows.
-func forSession(spec *core.PTYSpec) error {
+// forSession makes a request one that the daemon knows. once is the lock of a single command, "" without one.
+func forSession(spec *core.PTYSpec) (once string, err error) {
 	who, err := readAccount("pty create", spec.User)
 	if err != nil {
-		return err
+		return "", err
 	}
 	if who.uid != nil && (*who.uid != 0 || who.gid != nil || strings.TrimSpace(spec.User) != "root") {
-		return core.Errorf(core.KindInvalid, "pty create", "PTY sessions of OpenSandbox need a user name, not a number")
+		return "", core.Errorf(core.KindInvalid, "pty create", "PTY sessions of OpenSandbox need a user name, not a number")
 	}
-	spec.Command, spec.Env, spec.User = sessionCommand(spec.Command, spec.Env, who.name), nil, ""
-	return nil
+	if spec.Command != "" {
+		once = stopover()
+	}
+	spec.Command, spec.Env, spec.User = sessionCommand(spec.Command, spec.Env, who.name, once), nil, ""
+	return once, nil
 }
 
 // terminals is a client of the daemon's sessions.
@@ -139,13 +196,19 @@ const (
 	shell         = "bash --norc --noprofile"
 )
 
+// ranBefore is what a session says whose command is not run a second time.
+const ranBefore = "the command of this session has ended before: its exit code is unknown"
+
 // sessionCommand is what a session runs: the daemon knows only commands, neither
 // variables nor users. "" is an interactive shell.
 //
 // A single command is run by a shell that outlives it by a moment, as the daemon
 // reports an end at once and forgets what was not read by then; that shell also
 // tells death by a signal as 128 and its number.
-func sessionCommand(command string, env map[string]string, user string) string {
+//
+// A daemon starts the command of a session that has ended once more when somebody attaches. Who comes back asks first
+// whether it runs, but it may end between the answer and the attaching: once is a folder that only the first run can make.
+func sessionCommand(command string, env map[string]string, user, once string) string {
 	command = withEnv(command, env)
 	if user != "" {
 		command = asUser(command, user)
@@ -154,5 +217,9 @@ func sessionCommand(command string, env map[string]string, user string) string {
 		return "if " + canInterrupt + "; then exec " + interruptible + shell + "; fi; exec " + shell
 	}
 	run := shell + " -c " + quote(command)
-	return "trap : HUP INT QUIT TERM; if " + canInterrupt + "; then " + interruptible + run + "; else " + run + "; fi; r=$?; sleep 0.1 2>/dev/null || sleep 1; exit $r"
+	guard := ""
+	if once != "" {
+		guard = "mkdir " + once + " 2>/dev/null || if [ -d " + once + " ]; then echo " + quote(ranBefore) + " >&2; exit 125; fi; "
+	}
+	return guard + "trap : HUP INT QUIT TERM; if " + canInterrupt + "; then " + interruptible + run + "; else " + run + "; fi; r=$?; sleep 0.1 2>/dev/null || sleep 1; exit $r"
 }

@@ -6,6 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -216,4 +219,27 @@ func TestOutOfMemoryIsToldByTheKernelsCounter(t *testing.T) {
 	res, _, _, err = runIn(t, i, core.ExecRequest{Command: "exit 137"})
 	require.NoError(t, err)
 	assert.Empty(t, res.ErrorType, "it was counted before")
+}
+
+// A daemon that starts the command of an ended session again finds its lock.
+func TestSessionCommandRunsOnce(t *testing.T) {
+	note := filepath.Join(t.TempDir(), "runs")
+	lock := note + ".lock"
+	line := sessionCommand("echo run >> "+quote(note)+"; exit 3", nil, "", lock)
+	for n, want := range []int{3, 125, 125} {
+		out, err := exec.Command("bash", "--norc", "--noprofile", "-c", line).CombinedOutput()
+		var code *exec.ExitError
+		require.ErrorAs(t, err, &code, "%s", out)
+		assert.Equal(t, want, code.ExitCode())
+		assert.Equal(t, n > 0, strings.Contains(string(out), ranBefore), "%s", out)
+	}
+	ran, err := os.ReadFile(note)
+	require.NoError(t, err)
+	assert.Equal(t, "run\n", string(ran))
+}
+
+func TestCommandIsNoOptionOfItsShell(t *testing.T) {
+	for command, want := range map[string]string{"--help": " --help", "-c x": " -c x", "+x": " +x", "ls -l": "ls -l"} {
+		assert.Equal(t, want, plainCommand(command))
+	}
 }

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -36,6 +37,7 @@ type daemon struct {
 	commands map[string]*command
 	sessions map[string]*shell
 	plugged  []net.Conn // of terminals
+	restarts int        // of sessions that had ended
 	closed   bool       // the sandbox has ended
 }
 
@@ -49,7 +51,7 @@ type command struct {
 }
 
 func newDaemon(b *box, env map[string]string) *daemon {
-	d := &daemon{box: b, env: []string{"PATH=" + os.Getenv("PATH"), "HOME=/root", boxVariable + "=" + b.id}, commands: map[string]*command{}, sessions: map[string]*shell{}}
+	d := &daemon{box: b, env: []string{"PATH=" + os.Getenv("PATH"), "HOME=/root", "OPENSANDBOX_ID=" + b.id, boxVariable + "=" + b.folder}, commands: map[string]*command{}, sessions: map[string]*shell{}}
 	for k, v := range env {
 		d.env = append(d.env, k+"="+v)
 	}
@@ -76,8 +78,12 @@ func newDaemon(b *box, env map[string]string) *daemon {
 	m.HandleFunc("GET /files/info", d.info)
 	m.HandleFunc("DELETE /files", d.unlink)
 	m.HandleFunc("POST /directories", d.directories)
+	m.HandleFunc("DELETE /directories", d.removeDirectory)
 	m.Handle("/pty", d.terminals.Handler())
-	m.HandleFunc("/pty/", func(w http.ResponseWriter, r *http.Request) { d.terminals.Handler().ServeHTTP(&plug{w, d}, r) })
+	m.HandleFunc("/pty/", func(w http.ResponseWriter, r *http.Request) {
+		d.noteRestart(r)
+		d.terminals.Handler().ServeHTTP(&plug{w, d}, r)
+	})
 	d.mux = m
 	return d
 }
@@ -134,6 +140,9 @@ func (d *daemon) run(w http.ResponseWriter, r *http.Request) {
 	}
 	d.follow(r.Context(), e, c, stdout, stderr)
 	d.abortIfClosed()
+	if c.running() {
+		return // nobody listens any more
+	}
 	e.result(c)
 	hold(r.Context(), grace)
 }
@@ -437,6 +446,25 @@ func (d *daemon) each(f func(*command)) {
 	}
 }
 
+// noteRestart counts an attaching to a session that has ended. A real daemon would start its process again.
+func (d *daemon) noteRestart(r *http.Request) {
+	path, ok := strings.CutSuffix(r.URL.Path, "/ws")
+	if !ok {
+		return
+	}
+	answer := httptest.NewRecorder()
+	d.terminals.Handler().ServeHTTP(answer, httptest.NewRequest(http.MethodGet, path, nil))
+	var info struct {
+		Running bool  `json:"running"`
+		Offset  int64 `json:"output_offset"`
+	}
+	if answer.Code == http.StatusOK && json.Unmarshal(answer.Body.Bytes(), &info) == nil && !info.Running && info.Offset > 0 {
+		d.mu.Lock()
+		d.restarts++
+		d.mu.Unlock()
+	}
+}
+
 // plug notes the connection that a terminal takes over.
 type plug struct {
 	http.ResponseWriter
@@ -484,5 +512,5 @@ func (d *daemon) close() {
 	})
 	d.unplug() // nobody is left to tell an exit
 	d.terminals.Close()
-	killTagged(boxVariable + "=" + d.box.id)
+	killTagged(boxVariable + "=" + d.box.folder)
 }

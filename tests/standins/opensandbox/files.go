@@ -47,21 +47,16 @@ func (d *daemon) upload(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// put writes a file. Unlike in a real daemon nothing is there before all of it has come, so that tests of cuts can tell.
+// put writes a file, when all of it has come.
 func (d *daemon) put(path string, r io.Reader, owner, group string, mode int) error {
+	content, err := io.ReadAll(r)
+	if err != nil {
+		return err
+	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	f, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(f, r)
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err != nil {
-		_ = os.Remove(path)
+	if err := os.WriteFile(path, content, 0o644); err != nil {
 		return err
 	}
 	if mode != 0 {
@@ -163,5 +158,11 @@ func (d *daemon) directories(w http.ResponseWriter, r *http.Request) {
 			fail(w, http.StatusInternalServerError, "RUNTIME_ERROR", err.Error())
 			return
 		}
+	}
+}
+
+func (d *daemon) removeDirectory(w http.ResponseWriter, r *http.Request) {
+	if err := os.RemoveAll(d.inside(r.URL.Query().Get("path"))); err != nil {
+		fail(w, http.StatusInternalServerError, "RUNTIME_ERROR", err.Error())
 	}
 }

@@ -162,6 +162,19 @@ func (s *Server) SetEvents(id, events string) {
 	}
 }
 
+// Restarts is how many processes of ended sessions of a sandbox a real daemon would have started again.
+func (s *Server) Restarts(id string) int {
+	s.mu.Lock()
+	b := s.boxes[id]
+	s.mu.Unlock()
+	if b == nil {
+		return 0
+	}
+	b.daemon.mu.Lock()
+	defer b.daemon.mu.Unlock()
+	return b.daemon.restarts
+}
+
 // Expiry is when a sandbox ends by itself.
 func (s *Server) Expiry(id string) time.Time {
 	s.mu.Lock()

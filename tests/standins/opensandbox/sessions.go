@@ -79,6 +79,9 @@ func (d *daemon) runInSession(w http.ResponseWriter, r *http.Request) {
 	d.mu.Unlock()
 	d.follow(r.Context(), e, c, stdout, stderr)
 	d.abortIfClosed()
+	if c.running() {
+		return // nobody listens any more
+	}
 	e.result(c)
 }
 
@@ -117,7 +120,7 @@ func (s starter) Start(spec ptyserver.Spec, files [3]*os.File) (ptyserver.Proces
 	}
 	s.d.mu.Lock()
 	s.d.made++
-	tag := fmt.Sprintf("STANDIN_SESSION=%s/%d", s.d.box.id, s.d.made)
+	tag := fmt.Sprintf("STANDIN_SESSION=%s/%d", s.d.box.folder, s.d.made)
 	s.d.mu.Unlock()
 	cmd.Env = append(slices.Clone(s.d.env), tag)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = files[0], files[1], files[2]

@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// boxVariable tells every process of a sandbox which one it is in, as with a real server.
-const boxVariable = "OPENSANDBOX_ID"
+// boxVariable marks all processes of a sandbox; its value is the sandbox's folder, which no other server has.
+const boxVariable = "STANDIN_BOX"
 
 // killTagged ends all processes with a variable, as the end of a container would, until there is none.
 func killTagged(variable string) {
