@@ -94,7 +94,8 @@ func TestOpenSandboxUpgradeCarriesTheCredentials(t *testing.T) {
 // puppet is a server with one sandbox, whose daemon's terminal says what a test wants.
 type puppet struct {
 	*httptest.Server
-	play func(c *websocket.Conn)
+	play   func(c *websocket.Conn)
+	refuse int // the status of refused upgrades
 
 	mu       sync.Mutex
 	requests []string
@@ -131,6 +132,9 @@ func (p *puppet) serve(w http.ResponseWriter, r *http.Request) {
 	case r.Method == http.MethodPost && path == "/pty":
 		w.WriteHeader(http.StatusCreated)
 		_, _ = fmt.Fprint(w, `{"session_id":"s1"}`)
+	case path == "/pty/s1/ws" && p.refuse != 0 && p.refuse != http.StatusSwitchingProtocols:
+		w.WriteHeader(p.refuse)
+		_, _ = fmt.Fprintf(w, `{"code":"%s","message":"no"}`, map[int]string{409: "ALREADY_CONNECTED", 404: "CONTEXT_NOT_FOUND"}[p.refuse])
 	case path == "/pty/s1/ws":
 		if count > 1 {
 			return // as servers that drop such a socket later
