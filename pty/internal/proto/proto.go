@@ -182,13 +182,16 @@ func AppendReplayHeader(dst []byte, offset int64) []byte {
 	return binary.BigEndian.AppendUint64(append(dst, Replay), uint64(offset))
 }
 
+// maxOffset is more than any process prints, and leaves room to count on from there.
+const maxOffset = 1 << 62
+
 // ReplayOffset reads the offset of a replay, which is behind the channel byte.
 func ReplayOffset(head []byte) (int64, error) {
 	if len(head) != ReplayHeader-1 {
 		return 0, errors.New("malformed frame: a replay without its offset")
 	}
 	offset := int64(binary.BigEndian.Uint64(head))
-	if offset < 0 {
+	if offset < 0 || offset > maxOffset {
 		return 0, fmt.Errorf("malformed frame: a replay at offset %d", uint64(offset))
 	}
 	return offset, nil
