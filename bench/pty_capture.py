@@ -16,11 +16,11 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "python"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 
 from nemo_gym_sandbox import Sandbox
 
+ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "docs" / "shell.svg"
 IMAGE = "lab/terminal:1"
 COLS, ROWS = 104, 24
