@@ -36,10 +36,10 @@ def sdk(server: PublicServer, proxied: bool) -> Iterator[Sdk]:
     sdk.close()
 
 
-@pytest.fixture(params=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, None]], None]:
-    """Runs a test's coroutine on either kind of event loop."""
-    factory = uvloop.new_event_loop if request.param == "uvloop" else None
+@pytest.fixture
+def run(proxied: bool) -> Callable[[Coroutine[Any, Any, None]], None]:
+    """Runs a test's coroutine; each way of reaching sandboxes has its own kind of event loop."""
+    factory = uvloop.new_event_loop if proxied else None
 
     def runner(body: Coroutine[Any, Any, None]) -> None:
         with asyncio.Runner(loop_factory=factory) as loop:

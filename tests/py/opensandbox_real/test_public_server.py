@@ -118,7 +118,7 @@ def test_we_take_up_what_the_sdk_made(server: PublicServer, sdk: Sdk, proxied: b
     run(body())
 
 
-def test_commands_end_and_print_alike(server: PublicServer, sdk: Sdk, proxied: bool) -> None:
+def test_commands_end_and_print_alike(server: PublicServer, sdk: Sdk, proxied: bool, run: Run) -> None:
     async def body() -> None:
         async with ours(server, proxied) as provider, made(provider, server) as handle:
             box = await aside(sdk, "connect", box=handle.sandbox_id)
@@ -145,10 +145,10 @@ def test_commands_end_and_print_alike(server: PublicServer, sdk: Sdk, proxied: b
             assert theirs["stdout"] == ["early"] == [mine.stdout]
             assert (theirs["exit_code"], mine.error_type) == (-1, "timeout")
 
-    asyncio.run(body())
+    run(body())
 
 
-def test_the_sdk_follows_commands_and_sessions(server: PublicServer, sdk: Sdk, proxied: bool) -> None:
+def test_the_sdk_follows_commands_and_sessions(server: PublicServer, sdk: Sdk) -> None:
     box = sdk("create", image=server.image)
     command = sdk("background", box=box, command="echo out; echo err >&2; exit 4")
     until = time.monotonic() + 20
@@ -228,7 +228,7 @@ def test_terminals(server: PublicServer, proxied: bool, run: Run) -> None:
     run(body())
 
 
-def test_ports_are_reached(server: PublicServer, sdk: Sdk, proxied: bool) -> None:
+def test_ports_are_reached(server: PublicServer, sdk: Sdk, proxied: bool, run: Run) -> None:
     async def body() -> None:
         async with ours(server, proxied) as provider, made(provider, server) as handle:
             box = await aside(sdk, "connect", box=handle.sandbox_id)
@@ -244,10 +244,10 @@ def test_ports_are_reached(server: PublicServer, sdk: Sdk, proxied: bool) -> Non
                     == b"served\n"
                 )
 
-    asyncio.run(body())
+    run(body())
 
 
-def test_volumes_and_snapshots(server: PublicServer, sdk: Sdk, proxied: bool) -> None:
+def test_volumes_and_snapshots(server: PublicServer, sdk: Sdk, proxied: bool, run: Run) -> None:
     async def body() -> None:
         def volume(path: str) -> dict[str, Any]:
             return {"volumes": [{"name": "v", "host": {"path": path}, "mountPath": "/mnt/v", "readOnly": False}]}
@@ -271,10 +271,10 @@ def test_volumes_and_snapshots(server: PublicServer, sdk: Sdk, proxied: bool) ->
                     SandboxSpec(image=server.image, provider_options={"network_policy": {"egress": []}})
                 )
 
-    asyncio.run(body())
+    run(body())
 
 
-def test_its_time_is_prolonged_while_we_hold_it(server: PublicServer, sdk: Sdk, proxied: bool) -> None:
+def test_its_time_is_prolonged_while_we_hold_it(server: PublicServer, sdk: Sdk, proxied: bool, run: Run) -> None:
     async def body() -> None:
         provider = OpenSandboxProvider(connection=server.connection(proxied), create={"renew_interval_s": 0.5})
         handle = await provider.create(SandboxSpec(image=server.image, ttl_s=90))
@@ -286,17 +286,17 @@ def test_its_time_is_prolonged_while_we_hold_it(server: PublicServer, sdk: Sdk, 
         await provider.close(handle)
         await provider.aclose()
 
-    asyncio.run(body())
+    run(body())
 
 
-def test_an_image_without_bash(server: PublicServer, proxied: bool) -> None:
+def test_an_image_without_bash(server: PublicServer, proxied: bool, run: Run) -> None:
     async def body() -> None:
         async with ours(server, proxied) as provider, made(provider, server, image=server.small_image) as handle:
             assert (await provider.exec(handle, "echo $((6 * 7)); exit 3")).return_code == 3
             with pytest.raises(SandboxPtyError, match="bash"):
                 await provider.create_pty(handle, SandboxPtySpec(command="echo out", pty=False))
 
-    asyncio.run(body())
+    run(body())
 
 
 def test_a_wrong_key_is_told_as_one(server: PublicServer) -> None:
