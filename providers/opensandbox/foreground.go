@@ -155,10 +155,14 @@ func (s *stream) pump(ctx, life context.Context, end context.CancelCauseFunc) ou
 	out := &lines{sink: s.sink}
 	ev := newEvents(res.Body)
 	for {
+		if !ev.waiting() {
+			out.flush()
+		}
 		watch.Reset(silence)
 		e, err := ev.next()
 		watch.Stop() // what follows may wait for who takes the output
 		if err != nil {
+			out.flush()
 			_ = res.Body.Close()
 			if life.Err() != nil {
 				err = fmt.Errorf("%w: %w", errCut, context.Cause(life))
@@ -167,6 +171,7 @@ func (s *stream) pump(ctx, life context.Context, end context.CancelCauseFunc) ou
 			return outcome{cut: err}
 		}
 		if o, done := s.take(e, out); done {
+			out.flush()
 			s.i.drain(res, end)
 			return o
 		}

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"unicode/utf8"
 
 	"github.com/nemo-gym/nemo_gym_sandbox/core"
 )
@@ -49,6 +50,9 @@ func (e *events) next() (event, error) {
 	for {
 		line, err := e.line()
 		if text := payload(line); len(text) > 0 {
+			if said, ok := plainLine(text); ok {
+				return said, nil
+			}
 			if jerr := json.Unmarshal(text, &ev); jerr != nil {
 				if err != nil {
 					return ev, fmt.Errorf("%w, in the middle of an event", errCut)
@@ -64,6 +68,34 @@ func (e *events) next() (event, error) {
 			return ev, fmt.Errorf("%w: %w", errCut, err)
 		}
 	}
+}
+
+// waiting tells whether another whole event has come already.
+func (e *events) waiting() bool {
+	p, _ := e.r.Peek(e.r.Buffered()) // no more than there is: it does not fail
+	return bytes.IndexByte(bytes.TrimLeft(p, "\r\n"), '\n') >= 0
+}
+
+// plainLine reads the event that a command which prints much consists of: a line of its output with nothing in it that
+// JSON would write in another way.
+func plainLine(text []byte) (event, bool) {
+	for _, kind := range [...]string{"stdout", "stderr"} {
+		rest, ok := bytes.CutPrefix(text, []byte(`{"type":"`+kind+`","text":"`))
+		if !ok {
+			continue
+		}
+		end := bytes.IndexByte(rest, '"')
+		if end < 0 || bytes.IndexByte(rest[:end], '\\') >= 0 || !utf8.Valid(rest[:end]) {
+			break
+		}
+		// Behind it there is the time at most.
+		tail, ok := bytes.CutPrefix(rest[end+1:], []byte(`,"timestamp":`))
+		if !ok || len(tail) < 2 || tail[len(tail)-1] != '}' || len(bytes.Trim(tail[:len(tail)-1], "0123456789")) > 0 {
+			break
+		}
+		return event{Type: kind, Text: string(rest[:end])}, true
+	}
+	return event{}, false
 }
 
 // payload is what of a line is JSON.
@@ -97,11 +129,16 @@ func (e *events) line() ([]byte, error) {
 	}
 }
 
+// maxHeld bounds the output that is put together before it is given on.
+const maxHeld = 64 << 10
+
 // lines puts lines of output together again. How the last one ended is not told, so it gets no end.
 type lines struct {
 	sink  core.Sink
 	begun [2]bool
 	shut  [2]bool // the receiver wants no more of that stream
+	held  []byte  // not given on yet
+	of    core.Stream
 }
 
 func (l *lines) write(s core.Stream, text string) {
@@ -111,12 +148,23 @@ func (l *lines) write(s core.Stream, text string) {
 	if text == "\n" {
 		text = "" // how an empty line is told
 	}
+	if s != l.of || len(l.held)+len(text) > maxHeld {
+		l.flush()
+	}
+	l.of = s
 	if l.begun[s] {
-		text = "\n" + text
+		l.held = append(l.held, '\n')
 	}
 	l.begun[s] = true
-	if text != "" && l.sink.Write(s, []byte(text)) != nil {
-		l.shut[s] = true
+	l.held = append(l.held, text...)
+}
+
+// flush gives on what is held.
+func (l *lines) flush() {
+	p := l.held
+	l.held = l.held[:0]
+	if len(p) > 0 && !l.shut[l.of] && l.sink.Write(l.of, p) != nil {
+		l.shut[l.of] = true
 	}
 }
 
