@@ -210,9 +210,7 @@ func (c *Client) once(ctx context.Context, method, path string, in, out any) (in
 	if err != nil {
 		return 0, err
 	}
-	for k, v := range c.Header {
-		req.Header[k] = v
-	}
+	req.Header = c.header(ctx)
 	if in != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
@@ -241,6 +239,18 @@ func (c *Client) once(ctx context.Context, method, path string, in, out any) (in
 		}
 	}
 	return res.StatusCode, nil
+}
+
+// header is what goes with every request, and the span for which it is made.
+func (c *Client) header(ctx context.Context) http.Header {
+	h := c.Header.Clone()
+	if h == nil {
+		h = http.Header{}
+	}
+	if parent := core.Traceparent(ctx); parent != "" {
+		h.Set("traceparent", parent)
+	}
+	return h
 }
 
 func answerError(status int, body []byte) error {
@@ -299,7 +309,7 @@ func (c *Client) dial(ctx context.Context, id string, o dialOptions) (*websocket
 		d.Proxy = nil
 		d.NetDialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return c.Dial(ctx) }
 	}
-	conn, res, err := d.DialContext(ctx, "ws"+strings.TrimPrefix(c.URL, "http")+"/pty/"+url.PathEscape(id)+"/ws"+o.query(), c.Header.Clone())
+	conn, res, err := d.DialContext(ctx, "ws"+strings.TrimPrefix(c.URL, "http")+"/pty/"+url.PathEscape(id)+"/ws"+o.query(), c.header(ctx))
 	if err == nil {
 		return conn, nil
 	}

@@ -27,6 +27,7 @@ type foreign struct {
 
 	mu       sync.Mutex
 	requests []string
+	parents  []string // the span of each request
 	create   func(w http.ResponseWriter)
 	info     func(w http.ResponseWriter)
 	// attach plays one connection after the other; the last one again and again.
@@ -44,6 +45,7 @@ func newForeign(t testing.TB, attach ...func(c *websocket.Conn)) *foreign {
 		defer serving.Done()
 		f.mu.Lock()
 		f.requests = append(f.requests, r.Method+" "+r.URL.RequestURI())
+		f.parents = append(f.parents, r.Header.Get("traceparent"))
 		create, info := f.create, f.info
 		f.mu.Unlock()
 		switch {
@@ -205,6 +207,16 @@ func TestForeignQueries(t *testing.T) {
 		assert.Equal(t, "GET /pty/"+foreignID+"/ws"+query, asked[len(asked)-1])
 		require.NoError(t, s.Close(f.ctx()))
 	}
+}
+
+func TestForeignRequestsNameTheSpanTheyAreMadeFor(t *testing.T) {
+	f := newForeign(t, func(c *websocket.Conn) { text(c, hello); wait(c) })
+	const span = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+	s, err := f.Open(core.WithTraceparent(f.ctx(), span), core.PTYSpec{})
+	require.NoError(t, err)
+	assert.Equal(t, []string{span, span}, f.parents, "the session's creation and its connection")
+	require.NoError(t, s.Close(f.ctx()))
+	assert.Equal(t, []string{span, span, ""}, f.parents)
 }
 
 func TestForeignFailuresToOpenDeleteWhatWasMade(t *testing.T) {

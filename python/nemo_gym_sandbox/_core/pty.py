@@ -18,6 +18,7 @@ from . import codec
 from .errors import exception_for, failure
 from .lib import EBADHANDLE, ECLOSED, EEOF, EFAILED
 from .loop import running_bridge
+from .native import traced
 
 S = TypeVar("S")
 
@@ -86,7 +87,7 @@ async def _session(owner: NativeObject, op: int, request: dict[str, Any], make: 
     def undo(reply: Reply) -> asyncio.Future[Reply]:
         return bridge.start(codec.PTY_CLOSE, codec.encode({"terminal": reply.json()["terminal"]}))
 
-    reply = await bridge.call(op, codec.encode(request), undo=undo)
+    reply = await bridge.call(op, traced(request), undo=undo)
     if reply.status != 0:
         raise failure(reply, op)
     return make(bridge, owner, reply)
