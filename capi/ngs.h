@@ -109,7 +109,8 @@ typedef struct ngs_event {
 /*
  * {"provider", "spec": {"image", "ttl_s", "ready_timeout_s", "workdir", "env": {}, "files": [[path, text]...],
  *  "metadata": {}, "resources": {"cpu", "memory_mib", "disk_gib", "gpu", "gpu_type"}, "entrypoint": [],
- *  "provider_options": {}, "ports": [], "sidecars": [{"name", "image", "env", "resources"}]}} -> {"sandbox", "id"}
+ *  "provider_options": {}, "ports": [], "sidecars": [{"name", "image", "env", "resources"}]}} -> {"sandbox", "id", "retries"}.
+ * "retries" is how many attempts were made again, absent for none; failures have it too.
  */
 #define NGS_OP_CREATE 3
 #define NGS_OP_CONNECT 4 /* {"provider", "descriptor": {}} -> {"sandbox", "id"} */
@@ -130,7 +131,7 @@ typedef struct ngs_event {
 #define NGS_OP_DISCONNECT 11   /* {"sandbox"}: lets go of one that was connected to */
 #define NGS_OP_PAUSE 12        /* {"sandbox"} */
 #define NGS_OP_RESUME 13       /* {"sandbox"} */
-#define NGS_OP_ENDPOINT 14     /* {"sandbox", "port"} -> {"url", "headers"} */
+#define NGS_OP_ENDPOINT 14     /* {"sandbox", "port", "direct": as other sandboxes reach it} -> {"url", "headers"} */
 #define NGS_OP_SET_DEFAULTS 15 /* {"sandbox", "user", "workdir"}: of later commands; "" goes back */
 /*
  * A terminal session: {"sandbox", "command" (absent: an interactive shell), "cwd", "env": {}, "user", "rows", "cols",

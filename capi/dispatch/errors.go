@@ -56,7 +56,16 @@ type errorPayload struct {
 	Provider  string    `json:"provider"`
 	SandboxID string    `json:"sandbox_id"`
 	Retryable bool      `json:"retryable"`
+	Retries   int64     `json:"retries,omitempty"` // attempts that were made again
 }
+
+// retriedError is the error of something that was tried several times.
+type retriedError struct {
+	error
+	retries int64
+}
+
+func (e *retriedError) Unwrap() error { return e.error }
 
 // maxMessage keeps an error inside one event, whatever a backend wrote; JSON may need six times as much.
 const maxMessage = 16 << 10
@@ -85,6 +94,10 @@ func describe(err error) (Code, []byte) {
 	var panicked *panicError
 	if errors.As(err, &panicked) {
 		p.Code = ErrPanic
+	}
+	var retried *retriedError
+	if errors.As(err, &retried) {
+		p.Retries = retried.retries
 	}
 	p.Retryable = p.Kind == core.KindTimeout || p.Kind == core.KindConflict
 	p.Message = clip(p.Message, maxMessage)

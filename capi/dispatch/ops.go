@@ -143,6 +143,7 @@ type createRequest struct {
 type sandboxReply struct {
 	Sandbox Handle `json:"sandbox"`
 	ID      string `json:"id"`
+	Retries int64  `json:"retries,omitempty"` // attempts that failed before
 }
 
 func create(o *operation, p core.Provider, r createRequest) (reply, error) {
@@ -151,11 +152,12 @@ func create(o *operation, p core.Provider, r createRequest) (reply, error) {
 		return reply{}, core.WithSandbox(err, core.KindInvalid, "create", p.Name(), "")
 	}
 	s := core.NewSandbox(p, spec, core.WithLedger(o.bridge.lib.ledger))
-	if err := s.Start(o.ctx); err != nil {
+	ctx, retries := core.WithRetries(o.ctx)
+	if err := s.Start(ctx); err != nil {
 		if o.ctx.Err() != nil {
 			err = &core.Error{Kind: core.KindCanceled, Op: "create", Provider: p.Name(), Err: err}
 		}
-		return reply{}, err
+		return reply{}, &retriedError{err, retries.Load()}
 	}
 	undo := func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(o.ctx), undoTimeout)
@@ -167,18 +169,18 @@ func create(o *operation, p core.Provider, r createRequest) (reply, error) {
 		undo()
 		return reply{}, core.Errorf(core.KindCanceled, "create", "%w", context.Cause(o.ctx))
 	}
-	return o.keep(s, undo)
+	return o.keep(s, undo, retries.Load())
 }
 
 // keep gives a sandbox its handle.
-func (o *operation) keep(s *core.Sandbox, undo func()) (reply, error) {
+func (o *operation) keep(s *core.Sandbox, undo func(), retries int64) (reply, error) {
 	table := &o.bridge.lib.table
 	h := table.add(tagSandbox, s)
 	if h == 0 {
 		undo()
 		return reply{}, core.Errorf(core.KindInternal, "", "too many objects are open")
 	}
-	rep, err := answer(sandboxReply{Sandbox: h, ID: s.ID()})
+	rep, err := answer(sandboxReply{Sandbox: h, ID: s.ID(), Retries: retries})
 	rep.undo = func() {
 		table.remove(h)
 		undo()
@@ -196,7 +198,7 @@ func connect(o *operation, p core.Provider, r connectRequest) (reply, error) {
 	if err != nil {
 		return reply{}, err
 	}
-	return o.keep(s, s.Release)
+	return o.keep(s, s.Release, 0)
 }
 
 // onSandbox is the handler of an operation that needs a sandbox and answers nothing.
@@ -249,7 +251,8 @@ func serialize(o *operation, s *core.Sandbox, r serializeRequest) (reply, error)
 
 type endpointRequest struct {
 	sandboxRef
-	Port int `json:"port"`
+	Port   int  `json:"port"`
+	Direct bool `json:"direct"` // as other sandboxes reach it
 }
 
 type endpointReply struct {
@@ -257,8 +260,24 @@ type endpointReply struct {
 	Headers map[string]string `json:"headers"`
 }
 
+// directResolver is a provider that knows where a port is reached past what stands between its sandboxes and this host.
+type directResolver interface {
+	DirectEndpoint(ctx context.Context, id string, port int) (core.Endpoint, error)
+}
+
+func resolveEndpoint(ctx context.Context, s *core.Sandbox, r endpointRequest) (core.Endpoint, error) {
+	if !r.Direct {
+		return s.Endpoint(ctx, r.Port)
+	}
+	d, ok := s.Provider().(directResolver)
+	if !ok {
+		return core.Endpoint{}, core.Errorf(core.KindNotSupported, "endpoint", "provider %s knows no direct way to ports", s.Provider().Name())
+	}
+	return d.DirectEndpoint(ctx, s.ID(), r.Port)
+}
+
 func endpoint(o *operation, s *core.Sandbox, r endpointRequest) (reply, error) {
-	ep, err := s.Endpoint(o.ctx, r.Port)
+	ep, err := resolveEndpoint(o.ctx, s, r)
 	if err != nil {
 		return reply{}, err
 	}

@@ -48,7 +48,11 @@ func (p *Provider) Create(ctx context.Context, spec core.Spec) (core.Instance, e
 	c := &p.cfg.Create
 	var inst *instance
 	again := backoff{retries: c.Retries, first: seconds(c.RetryDelayS), limit: seconds(c.RetryMaxDelayS)}
+	tries := 0
 	err = again.retry(ctx, "making a sandbox", func(ctx context.Context) (err error) {
+		if tries++; tries > 1 {
+			core.CountRetry(ctx)
+		}
 		inst, err = p.attempt(ctx, spec, body, skip)
 		return err
 	})

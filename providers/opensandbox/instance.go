@@ -223,11 +223,32 @@ func (i *instance) Endpoint(ctx context.Context, port int) (core.Endpoint, error
 	if err != nil {
 		return core.Endpoint{}, failed(ctx, "endpoint", i.id, fmt.Sprintf("resolving port %d", port), err)
 	}
-	e := core.Endpoint{URL: at.url, Headers: map[string]string{}}
-	for k := range at.header {
-		e.Headers[k] = at.header.Get(k)
+	return at.public(), nil
+}
+
+// DirectEndpoint is where a port of a sandbox is reached without the server, as its neighbours do.
+func (p *Provider) DirectEndpoint(ctx context.Context, id string, port int) (core.Endpoint, error) {
+	direct := p.cfg.Connection
+	direct.UseServerProxy = false
+	i := &instance{p: p, id: id}
+	var at endpoint
+	err := i.ops().retry(ctx, "resolving a port of sandbox "+id, func(ctx context.Context) (err error) {
+		at, err = p.rest.resolve(ctx, &direct, id, port)
+		return err
+	})
+	if err != nil {
+		return core.Endpoint{}, failed(ctx, "endpoint", id, fmt.Sprintf("resolving port %d", port), err)
 	}
-	return e, nil
+	return at.public(), nil
+}
+
+// public is a place as callers get it.
+func (e endpoint) public() core.Endpoint {
+	p := core.Endpoint{URL: e.url, Headers: map[string]string{}}
+	for k := range e.header {
+		p.Headers[k] = e.header.Get(k)
+	}
+	return p
 }
 
 // KeepDefaults implements core.DefaultsKeeper.

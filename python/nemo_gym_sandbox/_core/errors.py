@@ -59,6 +59,7 @@ def exception_for(
         other = SandboxPtyError if op in _PTY else RuntimeError
         error = _PLAIN.get(kind, other)(message)
     error.kind = kind  # type: ignore[attr-defined]
+    error.retries = int(about.get("retries", 0))  # type: ignore[attr-defined]
     return error
 
 

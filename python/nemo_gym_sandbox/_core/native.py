@@ -69,7 +69,17 @@ class NativeProvider:
             stopping.add_done_callback(lambda _: made)  # kept until then
             return stopping
 
-        return self._handle(bridge, await self._call(codec.CREATE, request, bridge=bridge, undo=undo))
+        try:
+            reply = await self._call(codec.CREATE, request, bridge=bridge, undo=undo)
+        except Exception as error:
+            self._count_retries(getattr(error, "retries", 0))
+            raise
+        self._count_retries(reply.json().get("retries", 0))
+        return self._handle(bridge, reply)
+
+    def _count_retries(self, retries: int) -> None:
+        for _ in range(retries):
+            telemetry.record_create_retry(self.name)
 
     def _handle(self, bridge: Bridge, reply: Reply) -> SandboxHandle:
         made = reply.json()

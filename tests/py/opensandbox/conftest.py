@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -26,10 +27,34 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program
 
 
+class Server(NamedTuple):
+    """A running stand-in."""
+
+    process: subprocess.Popen[str]
+    url: str
+    key: str
+
+    @property
+    def connection(self) -> OpenSandboxConnectionConfig:
+        return OpenSandboxConnectionConfig(domain=self.url, api_key=self.key, use_server_proxy=True)
+
+    def fail(self, **fault: Any) -> None:
+        """Make something fail; the fields are those of the stand-in's Fault."""
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(json.dumps(fault) + "\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "ok\n"
+
+
 @pytest.fixture(scope="module")
-def server(program: Path) -> Iterator[OpenSandboxConnectionConfig]:
+def standin(program: Path) -> Iterator[Server]:
     with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdin and running.stdout
         url, key = running.stdout.readline().split()
-        yield OpenSandboxConnectionConfig(domain=url, api_key=key, use_server_proxy=True)
+        yield Server(running, url, key)
         running.stdin.close()
+
+
+@pytest.fixture(scope="module")
+def server(standin: Server) -> OpenSandboxConnectionConfig:
+    return standin.connection

@@ -24,6 +24,7 @@ from nemo_gym_sandbox.providers.opensandbox._config import (
     OpenSandboxRuntimeRequirementsConfig,
     OpenSandboxSharedStorageConfig,
 )
+from nemo_gym_sandbox.providers.opensandbox._networking import OpenSandboxNetworking
 from nemo_gym_sandbox.providers.opensandbox.pty import OpenSandboxPtySession, of_sandbox
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def _check_options(options: Any) -> None:
             raise TypeError(f"provider option volumes must be a list of mappings, not of {type(volume).__name__}")
 
 
-class OpenSandboxProvider(NativeReconnection, NativeDefaults, NativeEndpoints, NativePausing):
+class OpenSandboxProvider(NativeReconnection, NativeDefaults, NativeEndpoints, NativePausing, OpenSandboxNetworking):
     """Runs each sandbox on an OpenSandbox server.
 
     Each block is a mapping of its keys or its dataclass. Raises TypeError for a key that does not exist, ValueError for
@@ -140,14 +141,17 @@ class OpenSandboxProvider(NativeReconnection, NativeDefaults, NativeEndpoints, N
         self._requirements = check.block(
             OpenSandboxRuntimeRequirementsConfig, runtime_requirements, "runtime_requirements"
         )
+        self._networking = check.block(OpenSandboxNetworkingConfig, networking, "networking")
+        operate = check.block(OpenSandboxOperationsConfig, operations, "operations")
+        self._background_exec = operate.background_exec
         super().__init__(
             {
                 "connection": check.plain(connect),
                 "create": check.plain(check.block(OpenSandboxCreateConfig, create, "create")),
                 "probe": check.plain(check.block(OpenSandboxProbeConfig, probe, "probe")),
-                "operations": check.plain(check.block(OpenSandboxOperationsConfig, operations, "operations")),
+                "operations": check.plain(operate),
                 "attribution": check.plain(whose),
-                "networking": check.plain(check.block(OpenSandboxNetworkingConfig, networking, "networking")),
+                "networking": check.plain(self._networking),
             }
         )
 

@@ -1,10 +1,12 @@
 // Serve runs the stand-in OpenSandbox server until its input ends, for tests in other languages. It prints the
-// server's URL and key in one line.
+// server's URL and key in one line. A line of input is a failure to come, as the JSON of opensandbox.Fault; it is
+// answered with another line.
 package main
 
 import (
+	"bufio"
+	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 
 	"github.com/nemo-gym/nemo_gym_sandbox/tests/standins/opensandbox"
@@ -18,5 +20,13 @@ func main() {
 	}
 	defer s.Close()
 	fmt.Println(s.URL, opensandbox.Key)
-	_, _ = io.Copy(io.Discard, os.Stdin)
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		var f opensandbox.Fault
+		if err := json.Unmarshal(lines.Bytes(), &f); err != nil {
+			fmt.Println("not understood:", err)
+			continue
+		}
+		s.Fail(f)
+		fmt.Println("ok")
+	}
 }
