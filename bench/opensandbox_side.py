@@ -232,8 +232,6 @@ async def idle_case(url: str, api_key: str, count: int) -> dict[str, float]:
         "grown": grown,
         "cpu_s_per_s": cpu / seconds,
         "interval_s": RENEW_S,
-        "seconds": seconds,
-        "renewals": count * int(seconds / RENEW_S),
     }
 
 
