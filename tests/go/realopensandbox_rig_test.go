@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -98,6 +97,3 @@ func (s *publicServer) containers(t testing.TB) []string {
 	}
 	return found
 }
-
-// publicSoon bounds what takes a moment: each start is a container's.
-const publicSoon = 60 * time.Second
