@@ -97,7 +97,8 @@ func (s *Session) control(l *link, r io.Reader) (attached bool, err error) {
 	return false, nil // of no use here: a pong
 }
 
-// binary takes output as it arrives, without waiting for the whole message.
+// binary takes output in pieces, without waiting for the whole message. A piece is as much as servers send at once
+// while a program prints on and on: whoever reads it is not woken for less.
 func (s *Session) binary(l *link, r io.Reader, buf []byte, room *int64) error {
 	var head [proto.ReplayHeader]byte
 	if _, err := io.ReadFull(r, head[:1]); err != nil {
@@ -128,7 +129,10 @@ func (s *Session) binary(l *link, r io.Reader, buf []byte, room *int64) error {
 		if err := l.alive(); err != nil {
 			return err
 		}
-		n, err := r.Read(buf)
+		n, err := io.ReadFull(r, buf)
+		if errors.Is(err, io.ErrUnexpectedEOF) {
+			err = io.EOF // of the message
+		}
 		p := buf[:n]
 		seen := min(skip, int64(n))
 		skip -= seen

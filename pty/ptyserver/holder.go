@@ -32,6 +32,9 @@ type holder struct {
 	toldTaken int64 // of the input taken, how much the client was told of
 	progress  int64 // by which it is seen that something goes on
 	idle      int   // ticks without, while the process waited
+	flood     bool  // the last piece of output was a large one
+	sentAt    time.Time
+	alarm     *time.Timer // wakes the sender when no more has come within the pause
 
 	stalled   atomic.Bool
 	writing   sync.Mutex // held while a message is written
@@ -45,6 +48,8 @@ type holder struct {
 func newHolder(s *session, conn *websocket.Conn, flow bool) *holder {
 	h := &holder{s: s, flow: flow, conn: conn, times: s.srv.times, over: make(chan struct{}), done: make(chan struct{}), pongs: make(chan string, 1)}
 	h.replay = proto.AppendReplayHeader(nil, 0)
+	h.alarm = time.AfterFunc(time.Hour, s.wake)
+	h.alarm.Stop()
 	h.drop = sync.OnceFunc(func() {
 		close(h.over)
 		_ = conn.NetConn().Close()
@@ -67,6 +72,7 @@ func (h *holder) hold() {
 	})
 	left := h.receive()
 	h.drop()
+	defer h.alarm.Stop()
 	// Also ends the sender, which waits for output for as long as it holds the session.
 	h.s.release(h, !left && !h.stalled.Load())
 	wg.Wait()

@@ -1,6 +1,8 @@
 package ptyserver
 
 import (
+	"time"
+
 	"github.com/gorilla/websocket"
 
 	"github.com/nemo-gym/nemo_gym_sandbox/pty/internal/proto"
@@ -12,6 +14,15 @@ const maxSpans = 4096
 // window is how much output of a terminal may be on its way to whoever sits in
 // front of it. All of that is still shown after an interrupt; a screen takes some MiB/s.
 const window = 128 << 10
+
+const (
+	// batch is how much of a flood is sent at once, if it comes within the pause: each message wakes
+	// several threads, and the kernel gives a terminal's output in pieces of 4 KiB.
+	batch = 16 << 10
+	pause = time.Millisecond
+	// flooding is a piece that only a program makes that prints on and on.
+	flooding = 2 << 10
+)
 
 // span tells where in the output one stream's turn ends. Only what the holder
 // has not been sent is described, and only without a terminal.
@@ -68,7 +79,7 @@ func (s *session) fits(channel byte, n int64) bool {
 func (s *session) next(h *holder, buf []byte) (kind int, p []byte, done bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for s.holder == h && s.sent == s.ring.total && s.state != ended && !s.owesTaken(h) {
+	for s.holder == h && !s.worthSending(h) && s.state != ended && !s.owesTaken(h) {
 		s.changed.Wait()
 	}
 	switch {
@@ -89,6 +100,19 @@ func (s *session) next(h *holder, buf []byte) (kind int, p []byte, done bool) {
 	return websocket.BinaryMessage, buf[:1+n], false
 }
 
+// worthSending tells whether there is output for h, and enough of it in a flood. mu is held.
+func (s *session) worthSending(h *holder) bool {
+	n := s.ring.total - s.sent
+	if n == 0 || n >= batch || !h.flood {
+		return n > 0
+	}
+	left := time.Until(h.sentAt.Add(pause))
+	if left > 0 {
+		h.alarm.Reset(left)
+	}
+	return left <= 0
+}
+
 // owesTaken tells whether h has to hear that the process was given input. mu is held.
 func (s *session) owesTaken(h *holder) bool {
 	news := s.taken - h.toldTaken
@@ -103,6 +127,7 @@ func (s *session) hasSent(h *holder, n int) {
 		return
 	}
 	s.sent += int64(n)
+	h.flood, h.sentAt = n >= flooding, time.Now()
 	for len(s.spans) > 0 && s.spans[0].end <= s.sent {
 		s.spans = s.spans[1:]
 	}

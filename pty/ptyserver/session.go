@@ -106,6 +106,13 @@ func (s *session) attach(h *holder, takeover bool, since int64, terminal bool) e
 	return nil
 }
 
+// wake has everybody look again.
+func (s *session) wake() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.changed.Broadcast()
+}
+
 // held tells whether there is a holder.
 func (s *session) held() bool {
 	s.mu.Lock()
