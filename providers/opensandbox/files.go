@@ -114,6 +114,12 @@ func (i *instance) store(ctx context.Context, r io.Reader, size int64, mode fs.F
 	if who.name != "" {
 		meta.Owner = &who.name
 	}
+	if owner := who.owner(); owner != "" {
+		// The daemon would make the folders that are missing its own.
+		if err := i.script(ctx, ownFolders, owner, path.Dir(target)); err != nil {
+			return err
+		}
+	}
 	var head bytes.Buffer
 	form := multipart.NewWriter(&head)
 	part := func(name, file, kind string) (io.Writer, error) {
@@ -150,22 +156,13 @@ func (i *instance) store(ctx context.Context, r io.Reader, size int64, mode fs.F
 	if _, err := i.ask(ctx, c, "/files/upload", nil); err != nil {
 		return err
 	}
-	if who.uid != nil && (*who.uid != 0 || who.gid != nil) {
-		err = i.give(ctx, meta.Path, who)
+	if who.name == "" && who.owner() != "" {
+		err = i.script(ctx, `chown "$1" -- "$2"`, who.owner(), meta.Path)
 	}
 	if err == nil && meta.Path != target {
 		err = i.script(ctx, moveIn, meta.Path, target)
 	}
 	return err
-}
-
-// give makes a file belong to somebody of whom only numbers are known: the daemon knows names.
-func (i *instance) give(ctx context.Context, p string, who account) error {
-	owner := strconv.Itoa(*who.uid)
-	if who.gid != nil {
-		owner += ":" + strconv.Itoa(*who.gid)
-	}
-	return i.script(ctx, `chown "$1" -- "$2"`, owner, p)
 }
 
 var fileName = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\r", "_", "\n", "_")

@@ -35,6 +35,19 @@ type account struct {
 	uid, gid *int
 }
 
+// owner is how chown is told of an account; "" for the daemon's own.
+func (a account) owner() string {
+	switch {
+	case a.uid == nil:
+		return a.name
+	case a.gid != nil:
+		return strconv.Itoa(*a.uid) + ":" + strconv.Itoa(*a.gid)
+	case *a.uid == 0:
+		return ""
+	}
+	return strconv.Itoa(*a.uid)
+}
+
 // readAccount reads a user as requests name it: "", a name, a uid, or uid:gid.
 func readAccount(op, user string) (account, error) {
 	name, group, grouped := strings.Cut(user, ":")

@@ -16,6 +16,11 @@ const (
 	linkTo = `case $1 in /*) p=$1 ;; *) p=$PWD/$1 ;; esac; ln -s -- "$p" "$2"`
 )
 
+// ownFolders makes a folder, and those above it that are missing, somebody's.
+const ownFolders = `owner=$1 d=$2; set --; p=$d
+while ! [ -e "$p" ]; do set -- "$@" "$p"; p=$(dirname -- "$p"); done
+[ $# = 0 ] || { mkdir -p -- "$d" && chown "$owner" -- "$@"; }`
+
 // isPattern tells whether the daemon would read more into a path than a path: it replaces $NAME.
 func isPattern(p string) bool { return strings.Contains(p, "$") }
 
