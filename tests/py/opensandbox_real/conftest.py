@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvloop
-from public_server import PublicServer, Sdk, shared
+from public_server import HERE, PublicServer, Sdk, shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def server() -> PublicServer:
     return shared.server()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first to need the server may have to install it."""
+    for item in items:
+        if item.path.parent == HERE:
+            item.add_marker(pytest.mark.timeout(400))
 
 
 def pytest_sessionfinish() -> None:

@@ -45,7 +45,8 @@ REQUIREMENTS = HERE / "requirements.txt"
 
 SMALL_IMAGE = "lab/busybox:1"
 BASH_IMAGE = "lab/bash:1"
-DAEMON_IMAGE = "lab/execd:1"
+DAEMON_IMAGE = "lab/execd"
+"""Its tag is the owner of the server that takes the daemon from it."""
 
 MARK = "NGS_TEST_SERVER"
 """The environment variable by which a server's sandboxes are found again. Its value names the process that owns them."""
@@ -114,15 +115,12 @@ def environment() -> Path:
 
 
 def images() -> None:
-    """Make what is missing of the images. The daemon's is made anew each time: it holds the agent as it is now."""
+    """Make what is missing of the images. Each server has a daemon's image of its own: it holds the agent as it is now."""
     if not run("docker", "images", "-q", SMALL_IMAGE).strip():
         run(ROOT / "tests" / "testenv" / "make-image.sh", SMALL_IMAGE)
     if not run("docker", "images", "-q", BASH_IMAGE).strip():
         run(HERE / "bash-image.sh", BASH_IMAGE, SMALL_IMAGE)
-    before = run("docker", "images", "-q", "--no-trunc", DAEMON_IMAGE).strip()
-    run(ROOT / "tests" / "testenv" / "execd-image.sh", DAEMON_IMAGE)
-    if before and before != run("docker", "images", "-q", "--no-trunc", DAEMON_IMAGE).strip():
-        subprocess.run(["docker", "rmi", before], capture_output=True, check=False)
+    run(ROOT / "tests" / "testenv" / "execd-image.sh", f"{DAEMON_IMAGE}:{owner()}")
 
 
 def owner() -> str:
@@ -159,7 +157,7 @@ def marked(of: str | None, kind: str, names: list[str]) -> list[str]:
 
 
 def remove(of: str | None) -> None:
-    """Remove the sandboxes and the snapshots of one owner, or with None of all owners that are gone."""
+    """Remove the sandboxes, the snapshots and the daemon's image of one owner, or with None of all owners that are gone."""
     listed = run("docker", "ps", "-aq", "--no-trunc", "--filter", "label=opensandbox.io/id").split()
     # What goes by itself meanwhile is an error here, and all right.
     if containers := marked(of, "container", listed):
@@ -167,6 +165,17 @@ def remove(of: str | None) -> None:
     listed = run("docker", "images", "--format", "{{.Repository}}:{{.Tag}}", "opensandbox-snapshots").split()
     if snapshots := marked(of, "image", listed):
         subprocess.run(["docker", "rmi", *snapshots], capture_output=True, check=False)
+    for tag in run("docker", "images", "--format", "{{.Tag}}", DAEMON_IMAGE).split():
+        if is_gone(tag) if of is None else tag == of:
+            remove_daemon_image(f"{DAEMON_IMAGE}:{tag}")
+
+
+def remove_daemon_image(image: str) -> None:
+    """Remove it, with the containers in which a server that was ended was just copying the daemon."""
+    listed = run("docker", "ps", "-a", "--no-trunc", "--format", "{{.ID}} {{.Image}}").splitlines()
+    if copying := [line.split()[0] for line in listed if line.split()[1] == image]:
+        subprocess.run(["docker", "rm", "-f", "-v", *copying], capture_output=True, check=False)
+    subprocess.run(["docker", "rmi", image], capture_output=True, check=False)
 
 
 def sweep() -> None:
@@ -207,7 +216,12 @@ class Server:
             config = self._folder / "config.toml"
             config.write_text(
                 CONFIG.format(
-                    port=port, key=self.key, daemon_image=DAEMON_IMAGE, folder=self._folder, mark=MARK, owner=owner()
+                    port=port,
+                    key=self.key,
+                    daemon_image=f"{DAEMON_IMAGE}:{owner()}",
+                    folder=self._folder,
+                    mark=MARK,
+                    owner=owner(),
                 )
             )
             # Its state is below HOME, and nobody's variables are to change what it does.
