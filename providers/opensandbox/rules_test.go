@@ -5,11 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -241,5 +243,40 @@ func TestSessionCommandRunsOnce(t *testing.T) {
 func TestCommandIsNoOptionOfItsShell(t *testing.T) {
 	for command, want := range map[string]string{"--help": " --help", "-c x": " -c x", "+x": " +x", "ls -l": "ls -l"} {
 		assert.Equal(t, want, plainCommand(command))
+	}
+}
+
+// The daemon runs as a job that a shell has put into the background: what it starts ignores interrupts, unless it is told
+// not to.
+func TestSessionsObeyInterruptsWhereTheDaemonDoesNot(t *testing.T) {
+	for _, command := range []string{"echo up; exec sleep 60", "echo up; sleep 60; echo late", ""} {
+		line := sessionCommand(command, nil, "", "")
+		cmd := exec.Command("sh", "-c", "trap '' INT; exec bash --norc --noprofile -c "+quote(line))
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		stdin, err := cmd.StdinPipe()
+		require.NoError(t, err)
+		stdout, err := cmd.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, cmd.Start())
+		hang := time.AfterFunc(20*time.Second, func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) })
+		if command == "" { // the shell itself, which is not interactive here
+			_, err = io.WriteString(stdin, "echo up; exec sleep 60\n")
+			require.NoError(t, err)
+		}
+		said := make([]byte, 3)
+		_, err = io.ReadFull(stdout, said)
+		require.NoError(t, err)
+		assert.Equal(t, "up\n", string(said))
+		require.NoError(t, syscall.Kill(-cmd.Process.Pid, syscall.SIGINT))
+		rest, err := io.ReadAll(stdout)
+		require.NoError(t, err)
+		assert.Empty(t, rest)
+		err = cmd.Wait()
+		hang.Stop()
+		var exit *exec.ExitError
+		require.ErrorAs(t, err, &exit)
+		status := exit.Sys().(syscall.WaitStatus)
+		assert.True(t, status.ExitStatus() == 130 || status.Signal() == syscall.SIGINT, "%q: %v", command, err)
+		_ = stdin.Close()
 	}
 }

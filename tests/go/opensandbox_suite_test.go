@@ -11,7 +11,7 @@ import (
 // this machine.
 func opensandboxSuite(t *testing.T, blocks settings, c suite.Config) {
 	server := startStandin(t)
-	c.Spec = core.Spec{Image: "stand-in:1"}
+	c.Spec, c.Slow = core.Spec{Image: "stand-in:1"}, 3
 	c.New = func(t testing.TB) core.Provider { return newOpenSandboxHere(t, server, blocks) }
 	c.Leftovers = func(testing.TB) []string { return server.Sandboxes() }
 	c.NoHome, c.LateUsers, c.NoBackPressure = true, true, true
