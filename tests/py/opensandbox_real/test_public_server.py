@@ -299,6 +299,33 @@ def test_an_image_without_bash(server: PublicServer, proxied: bool, run: Run) ->
     run(body())
 
 
+def test_a_dead_daemon_is_no_success(server: PublicServer, proxied: bool, run: Run) -> None:
+    async def body() -> None:
+        quick = {"retries": 1, "retry_delay_s": 0.05}
+        async with ours(server, proxied, operations=quick) as provider, made(provider, server) as handle:
+            cut = await provider.exec(handle, "echo before; kill -9 $PPID; sleep 5")
+            assert (cut.error_type, cut.return_code) == ("sandbox", 125), cut
+            after = await provider.exec(handle, "true")
+            assert (after.error_type, after.return_code) == ("sandbox", 125), after
+            # Directly there is still who takes connections to the port, so that nobody knows what became of the request.
+            assert ("backend unreachable" if proxied else "it may have run") in (after.stderr or "")
+
+    run(body())
+
+
+def test_a_command_that_takes_all_memory_is_told_as_one(server: PublicServer, proxied: bool, run: Run) -> None:
+    async def body() -> None:
+        limits = {"resources": {"memory_mib": 96}}
+        async with ours(server, proxied) as provider, made(provider, server, **limits) as handle:
+            assert (await provider.exec(handle, "echo fits")).stdout == "fits"
+            killed = await provider.exec(handle, "exec tail -c 400m /dev/zero")
+            assert (killed.return_code, killed.error_type) == (137, "sandbox"), killed
+            assert "out of memory" in (killed.stderr or "")
+            assert (await provider.exec(handle, "echo again")).stdout == "again"
+
+    run(body())
+
+
 def test_a_wrong_key_is_told_as_one(server: PublicServer) -> None:
     async def body() -> None:
         provider = OpenSandboxProvider(connection={"domain": server.url, "api_key": "wrong"})
