@@ -86,7 +86,7 @@ func (i *instance) run(ctx context.Context, req core.ExecRequest, sink core.Sink
 	}
 	body := &commandBody{Command: plainCommand(req.Command), Cwd: req.Cwd, Envs: req.Env, UID: who.uid, GID: who.gid}
 	if isPattern(req.Cwd) {
-		body.Command, body.Cwd = "cd -- "+quote(req.Cwd)+" || exit 126\n"+body.Command, ""
+		body.Command, body.Cwd = goTo(req.Cwd)+body.Command, ""
 	}
 	if who.name != "" {
 		body.Command = asUser(body.Command, who.name)

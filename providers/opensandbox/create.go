@@ -204,8 +204,7 @@ func (i *instance) reconnect(ctx context.Context, asked time.Duration) error {
 func (i *instance) furnish(ctx context.Context, spec core.Spec) error {
 	if spec.Workdir != "" {
 		// The daemon refuses commands whose directory does not exist.
-		body := map[string]map[string]any{spec.Workdir: {}}
-		if _, err := i.ask(ctx, call{method: http.MethodPost, json: body}, "/directories", nil); err != nil {
+		if err := i.makeFolder(ctx, spec.Workdir); err != nil {
 			if ctx.Err() != nil {
 				return err
 			}
@@ -218,6 +217,14 @@ func (i *instance) furnish(ctx context.Context, spec core.Spec) error {
 		}
 	}
 	return nil
+}
+
+func (i *instance) makeFolder(ctx context.Context, name string) error {
+	if isPattern(name) {
+		return i.script(ctx, `mkdir -p -- "$1"`, name)
+	}
+	_, err := i.ask(ctx, call{method: http.MethodPost, json: map[string]map[string]any{name: {}}}, "/directories", nil)
+	return err
 }
 
 // discard removes what a failed start made, also when its caller has gone.

@@ -151,6 +151,9 @@ func forSession(spec *core.PTYSpec) (once string, err error) {
 		once = stopover()
 	}
 	spec.Command, spec.Env, spec.User = sessionCommand(spec.Command, spec.Env, who.name, once), nil, ""
+	if isPattern(spec.Cwd) {
+		spec.Command, spec.Cwd = goTo(spec.Cwd)+spec.Command, ""
+	}
 	return once, nil
 }
 

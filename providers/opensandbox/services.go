@@ -39,6 +39,9 @@ func (i *instance) execKeeping(ctx context.Context, req core.ExecRequest, sink c
 	if who.name != "" {
 		command = asUser(command, who.name)
 	}
+	if isPattern(req.Cwd) {
+		command, req.Cwd = goTo(req.Cwd)+command, ""
+	}
 	id, err := i.openSession(ctx, req.Cwd)
 	if err != nil {
 		if ctx.Err() != nil {

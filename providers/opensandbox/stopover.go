@@ -24,6 +24,9 @@ while ! [ -e "$p" ]; do set -- "$@" "$p"; p=$(dirname -- "$p"); done
 // isPattern tells whether the daemon would read more into a path than a path: it replaces $NAME.
 func isPattern(p string) bool { return strings.Contains(p, "$") }
 
+// goTo begins a command in a directory whose name the daemon would not take as it is.
+func goTo(dir string) string { return "cd -- " + quote(dir) + " || exit 126\n" }
+
 // stopover is a path without any meaning of its own.
 func stopover() string {
 	var p [8]byte

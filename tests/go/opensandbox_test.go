@@ -439,3 +439,45 @@ func TestOpenSandboxEndlessOutputDoesNotHoldTheTimeoutBack(t *testing.T) {
 	assert.True(t, strings.HasPrefix(out.Output(core.Stdout).String(), "y\ny\n"))
 	assert.Less(t, time.Since(begun), 15*time.Second)
 }
+
+// A daemon reads variables into paths. What a caller names is meant as it is.
+func TestOpenSandboxNamesAreTakenAsTheyAre(t *testing.T) {
+	for name, blocks := range osbModes {
+		t.Run(name, func(t *testing.T) {
+			server := startStandin(t)
+			dir := filepath.Join(t.TempDir(), "w$HOME", "${x}")
+			s := osbBox(t, server, blocks, core.Spec{Workdir: dir, Files: []core.File{{Path: "$PATH.txt", Content: "hi"}}})
+			ctx, cancel := context.WithTimeout(context.Background(), osbSoon)
+			defer cancel()
+			for _, keep := range []bool{false, true} {
+				_, stdout, _ := osbRun(t, s, core.ExecRequest{Command: "pwd; cat '$PATH.txt'", KeepBackground: keep})
+				assert.Equal(t, dir+"\nhi", strings.TrimSpace(stdout))
+			}
+			session, err := s.OpenPTY(ctx, core.PTYSpec{Command: "pwd", NoTerminal: true})
+			require.NoError(t, err)
+			p, err := session.Read(ctx)
+			require.NoError(t, err)
+			assert.Equal(t, dir+"\n", string(p))
+			require.NoError(t, session.Close(ctx))
+			back := filepath.Join(t.TempDir(), "back")
+			require.NoError(t, s.Download(ctx, "$PATH.txt", back))
+			require.NoError(t, s.Upload(ctx, back, dir+"/$HOME"))
+			_, stdout, _ := osbRun(t, s, core.ExecRequest{Command: "cat '$HOME'"})
+			assert.Equal(t, "hi", strings.TrimSpace(stdout))
+			assert.Equal(t, core.KindNotFound, core.KindOf(s.Download(ctx, "$NO", back)))
+			// Not the program that runs, and not through it.
+			_, _, _ = osbRun(t, s, core.ExecRequest{Command: "cp /bin/sleep busy; ./busy 60 >/dev/null 2>&1 & mkfifo pipe"})
+			require.NoError(t, s.Upload(ctx, back, "busy"))
+			_, stdout, _ = osbRun(t, s, core.ExecRequest{Command: "cat busy"})
+			assert.Equal(t, "hi", strings.TrimSpace(stdout))
+			begun := time.Now()
+			assert.Equal(t, core.KindInvalid, core.KindOf(s.Download(ctx, "pipe", back)))
+			assert.Less(t, time.Since(begun), 15*time.Second)
+			assert.Equal(t, core.KindInvalid, core.KindOf(s.Download(ctx, ".", back)))
+			long := strings.Repeat("it's long ", 30_000)
+			res, stdout, _ := osbRun(t, s, core.ExecRequest{Command: "printf %s '" + strings.ReplaceAll(long, "'", `'"'"'`) + "' | wc -c", User: "65534", Cwd: "/tmp"})
+			assert.Equal(t, core.ExecResult{}, res)
+			assert.Equal(t, "300000", strings.TrimSpace(stdout))
+		})
+	}
+}

@@ -91,8 +91,20 @@ func newDaemon(b *box, env map[string]string) *daemon {
 // ServeHTTP implements http.Handler.
 func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) { d.mux.ServeHTTP(w, r) }
 
-// inside is where a path of the sandbox is on this machine. The daemon's own folder is the sandbox's.
+// inside is where a path of the sandbox is on this machine. The daemon's own folder is the sandbox's. As by a real daemon,
+// variables and a leading ~ are replaced.
 func (d *daemon) inside(p string) string {
+	p = os.Expand(p, func(name string) string {
+		for _, v := range d.env {
+			if value, ok := strings.CutPrefix(v, name+"="); ok {
+				return value
+			}
+		}
+		return ""
+	})
+	if rest, ok := strings.CutPrefix(p, "~/"); ok {
+		p = "/root/" + rest
+	}
 	if rest, ok := strings.CutPrefix(p, "/opt/opensandbox/"); ok {
 		return filepath.Join(d.box.folder, ".opt", rest)
 	}
