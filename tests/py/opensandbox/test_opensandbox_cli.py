@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ from nemo_gym_sandbox.providers.base import SandboxSpec
 from nemo_gym_sandbox.providers.opensandbox import OpenSandboxConnectionConfig, OpenSandboxProvider
 
 if TYPE_CHECKING:
+    from conftest import Server
     from nemo_gym_sandbox.providers.base import SandboxHandle
 
 
@@ -67,6 +69,43 @@ def test_a_run_is_listed_and_ended(server: OpenSandboxConnectionConfig) -> None:
     assert ids() == {*hers, *other}
     code, told, error = cli(server, "reap", *at, "--run-id", "run: 7")
     assert (code, {row["sandbox_id"] for row in told["reaped"]}) == (0, set(hers))
+
+
+def test_snapshots_go_with_their_sandboxes(standin: Server) -> None:
+    server = standin.connection
+
+    def snapshot(sandbox_id: str) -> str:
+        request = urllib.request.Request(
+            f"{standin.url}/v1/sandboxes/{sandbox_id}/snapshots", b"{}", {"OPEN-SANDBOX-API-KEY": standin.key}
+        )
+        with urllib.request.urlopen(request) as answer:
+            return json.load(answer)["id"]
+
+    (source,) = make(server, "snap", "ann", 1)
+    (other,) = make(server, "kept", "ann", 1)
+    used, kept = snapshot(source), snapshot(other)
+
+    async def restore() -> str:
+        provider = OpenSandboxProvider(
+            connection=server, attribution={"run": "snap", "user": "ann"}, probe={"command": None}
+        )
+        spec = SandboxSpec(provider_options={"snapshot_id": used})
+        handle = await provider.create(spec)
+        await provider.aclose()
+        return handle.sandbox_id
+
+    restored = asyncio.run(restore())
+    at = ("--provider", "opensandbox", "--domain", standin.url, "--json")
+    rows = {row["sandbox_id"]: row for row in cli(server, "ls", *at, "--run-id", "snap")[1]}
+    assert set(rows) == {source, restored, f"snapshot/{used}"}
+    assert rows[f"snapshot/{used}"]["leftover"]
+    # The snapshot can't be deleted before the sandbox that runs from it.
+    code, told, error = cli(server, "reap", *at, "--run-id", "snap")
+    assert (code, error) == (0, "")
+    assert ({row["sandbox_id"] for row in told["reaped"]}, told["failed"]) == (set(rows), [])
+    left = {row["sandbox_id"] for row in cli(server, "ls", *at)[1]}
+    assert {other, f"snapshot/{kept}"} <= left
+    assert not left & set(rows)
 
 
 @pytest.mark.parametrize(

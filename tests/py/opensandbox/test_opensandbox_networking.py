@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
-    from .conftest import Server
+    from conftest import Server
 
 DOCUMENTED = """
 sandbox:
