@@ -1,4 +1,6 @@
-package tests
+// Package publicopensandbox runs the provider contract's cases on the public OpenSandbox server. It is a package of its
+// own so that its tests, which wait for containers most of the time, run beside others.
+package publicopensandbox
 
 import (
 	"bufio"
@@ -17,6 +19,9 @@ import (
 	"github.com/nemo-gym/nemo_gym_sandbox/providers/opensandbox"
 )
 
+// settings is a provider's configuration block.
+type settings = map[string]any
+
 // publicServer is the public OpenSandbox server with our daemon in its sandboxes.
 type publicServer struct {
 	URL        string `json:"url"`
@@ -30,7 +35,7 @@ type publicServer struct {
 // startPublicServer runs the server until the test ends. It ends with this process too, however that goes.
 func startPublicServer(t *testing.T) *publicServer {
 	t.Helper()
-	root, err := filepath.Abs("../..")
+	root, err := filepath.Abs("../../..")
 	require.NoError(t, err)
 	cmd := exec.Command(harnessPython(root), filepath.Join(root, "tests/testenv/opensandbox/serve.py"))
 	cmd.Stderr = os.Stderr
