@@ -481,3 +481,31 @@ func TestOpenSandboxNamesAreTakenAsTheyAre(t *testing.T) {
 		})
 	}
 }
+
+// Requests to the server and to daemons tell whose span they belong to.
+func TestOpenSandboxRequestsCarryTheCallersSpan(t *testing.T) {
+	const span = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+	for name, blocks := range osbModes {
+		t.Run(name, func(t *testing.T) {
+			server := startStandin(t)
+			s := osbBox(t, server, blocks, core.Spec{})
+			before := len(server.Requests("", "/"))
+			ctx, cancel := context.WithTimeout(core.WithTraceparent(context.Background(), span), osbSoon)
+			defer cancel()
+			_, err := s.Exec(ctx, core.ExecRequest{Command: "true"}, core.Discard)
+			require.NoError(t, err)
+			_, err = s.Exec(ctx, core.ExecRequest{Command: "true", KeepBackground: true}, core.Discard)
+			require.NoError(t, err)
+			local := filepath.Join(t.TempDir(), "f")
+			require.NoError(t, os.WriteFile(local, nil, 0o600))
+			require.NoError(t, s.Upload(ctx, local, "f"))
+			_, err = s.Status(ctx)
+			require.NoError(t, err)
+			asked := server.Requests("", "/")[before:]
+			assert.Greater(t, len(asked), 4)
+			for _, r := range asked {
+				assert.Equal(t, span, r.Header.Get("traceparent"), "%s %s", r.Method, r.Path)
+			}
+		})
+	}
+}
