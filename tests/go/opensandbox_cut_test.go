@@ -145,9 +145,13 @@ func everyCut(t *testing.T, server *standin.Server, begins func(n int64) string,
 }
 
 // osbThrough takes up a sandbox by way of a wire.
-func osbThrough(t *testing.T, server *standin.Server, c *cutter, id string) (*core.Sandbox, func()) {
+func osbThrough(t *testing.T, server *standin.Server, c *cutter, id string, more settings) (*core.Sandbox, func()) {
 	t.Helper()
-	p := newOpenSandboxHere(t, server, settings{"connection": settings{"domain": c.url}, "create": settings{"skip_health_check": true}})
+	blocks := settings{"connection": settings{"domain": c.url}, "create": settings{"skip_health_check": true}}
+	for k, v := range more {
+		blocks[k] = v
+	}
+	p := newOpenSandboxHere(t, server, blocks)
 	ctx, cancel := context.WithTimeout(context.Background(), osbSoon)
 	s, err := core.Connect(ctx, p, map[string]any{"sandbox_id": id})
 	if !assert.NoError(t, err) {
@@ -171,15 +175,19 @@ func runsOf(note string) string {
 
 // A command whose wire is cut is a success only when all of it has come, it never runs twice, and nothing hangs.
 func TestOpenSandboxCommandIsCutAtEachByte(t *testing.T) {
-	for _, upward := range []bool{false, true} {
-		t.Run(fmt.Sprintf("upward=%v", upward), func(t *testing.T) {
+	for _, way := range []struct {
+		mode   string
+		upward bool
+		stdout string
+	}{{"streamed", false, "out"}, {"streamed", true, "out"}, {"polled", false, "out\n"}} {
+		t.Run(fmt.Sprintf("%s upward=%v", way.mode, way.upward), func(t *testing.T) {
 			t.Parallel()
 			server := startStandin(t)
 			box := osbBox(t, server, nil, core.Spec{})
 			folder := t.TempDir()
 			begins := func(int64) string { return "POST /v1/sandboxes/" + box.ID() + "/proxy/44772/command " }
-			everyCut(t, server, begins, upward, func(t *testing.T, c *cutter, n int64) {
-				s, done := osbThrough(t, server, c, box.ID())
+			everyCut(t, server, begins, way.upward, func(t *testing.T, c *cutter, n int64) {
+				s, done := osbThrough(t, server, c, box.ID(), osbModes[way.mode])
 				defer done()
 				note := filepath.Join(folder, fmt.Sprint(n))
 				out := core.NewCollector(0)
@@ -192,7 +200,7 @@ func TestOpenSandboxCommandIsCutAtEachByte(t *testing.T) {
 				}
 				if res.ErrorType == "" {
 					assert.Equal(t, 3, res.ExitCode, "cut at %d", n)
-					assert.Equal(t, "out", out.Output(core.Stdout).String(), "cut at %d", n)
+					assert.Equal(t, way.stdout, out.Output(core.Stdout).String(), "cut at %d", n)
 					assert.Equal(t, "run\n", runsOf(note), "cut at %d", n)
 				} else {
 					assert.Equal(t, core.ErrorTypeSandbox, res.ErrorType, "cut at %d", n)
@@ -227,7 +235,7 @@ func TestOpenSandboxTransferIsCutAtEachByte(t *testing.T) {
 				verb = "GET /v1/sandboxes/" + box.ID() + "/proxy/44772/files/download?path=there "
 			}
 			everyCut(t, server, func(int64) string { return verb }, way == "upload_upward", func(t *testing.T, c *cutter, n int64) {
-				s, done := osbThrough(t, server, c, box.ID())
+				s, done := osbThrough(t, server, c, box.ID(), nil)
 				defer done()
 				back := filepath.Join(folder, fmt.Sprintf("back-%d", n))
 				if way == "download" {
@@ -255,7 +263,7 @@ func TestOpenSandboxTerminalIsCutAtEachByte(t *testing.T) {
 			folder := t.TempDir()
 			var whole atomic.Int64
 			everyCut(t, server, func(int64) string { return "GET /v1/sandboxes/" + box.ID() + "/proxy/44772/pty/" }, upward, func(t *testing.T, c *cutter, n int64) {
-				s, done := osbThrough(t, server, c, box.ID())
+				s, done := osbThrough(t, server, c, box.ID(), nil)
 				defer done()
 				note := filepath.Join(folder, fmt.Sprint(n))
 				ctx, cancel := context.WithTimeout(context.Background(), 2*osbSoon)
