@@ -25,14 +25,7 @@ def test_nothing_is_left_when_its_user_is_killed() -> None:
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, harness], stdout=subprocess.PIPE, text=True)
     assert holder.stdout
     server = PublicServer(**json.loads(holder.stdout.readline()))
-    body = {"image": {"uri": server.image}, "entrypoint": ["tail", "-f", "/dev/null"], "resourceLimits": {}}
-    request = urllib.request.Request(
-        f"{server.url}/v1/sandboxes",
-        json.dumps(body).encode(),
-        {"OPEN-SANDBOX-API-KEY": server.api_key, "Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        assert answer.status == 202
+    make(server)
     assert len(server.containers()) == 1
     holder.send_signal(signal.SIGKILL)
     holder.wait()
@@ -45,38 +38,41 @@ def test_nothing_is_left_when_its_user_is_killed() -> None:
         urllib.request.urlopen(f"{server.url}/health", timeout=20)
 
 
-def test_nothing_is_reachable_from_elsewhere() -> None:
+def test_nothing_is_reachable_from_elsewhere(server: PublicServer) -> None:
     """Neither the server nor what it publishes listens on anything but this machine's own address."""
-    harness = [sys.executable, str(ROOT / "tests" / "testenv" / "opensandbox" / "serve.py")]
-    with subprocess.Popen(harness, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
-        assert running.stdin and running.stdout
-        server = PublicServer(**json.loads(running.stdout.readline()))
-        body = {"image": {"uri": server.image}, "entrypoint": ["tail", "-f", "/dev/null"], "resourceLimits": {}}
-        headers = {"OPEN-SANDBOX-API-KEY": server.api_key, "Content-Type": "application/json"}
-        request = urllib.request.Request(f"{server.url}/v1/sandboxes", json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            assert answer.status == 202
-        del headers["OPEN-SANDBOX-API-KEY"]
-        with pytest.raises(urllib.error.HTTPError, match="401"):
-            urllib.request.urlopen(urllib.request.Request(f"{server.url}/v1/sandboxes", None, headers), timeout=20)
-        (container,) = server.containers()
-        shown = subprocess.run(
-            ["docker", "inspect", "--format", "{{json .NetworkSettings.Ports}} {{.HostConfig.NetworkMode}}", container],
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-        ports, _, mode = shown.strip().rpartition(" ")
-        assert mode == "bridge"
-        bound = {each["HostIp"] for binding in json.loads(ports).values() for each in binding or []}
-        assert bound == {"127.0.0.1"}
-        port = server.url.rpartition(":")[2]
-        published = [each["HostPort"] for binding in json.loads(ports).values() for each in binding or []]
-        for number in [port, *published]:
-            assert {a.partition(":")[0] for a in listening() if a.endswith(f":{int(number):04X}")} == {"0100007F"}
-        running.stdin.close()
-        running.wait(60)
-    assert server.containers() == []
+    before = set(server.containers())
+    box = make(server)
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"{server.url}/v1/sandboxes", timeout=20)
+    (container,) = set(server.containers()) - before
+    shown = subprocess.run(
+        ["docker", "inspect", "--format", "{{json .NetworkSettings.Ports}} {{.HostConfig.NetworkMode}}", container],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    ports, _, mode = shown.strip().rpartition(" ")
+    assert mode == "bridge"
+    bound = [each for binding in json.loads(ports).values() for each in binding or []]
+    assert {each["HostIp"] for each in bound} == {"127.0.0.1"}
+    for number in [server.url.rpartition(":")[2], *(each["HostPort"] for each in bound)]:
+        assert {a.partition(":")[0] for a in listening() if a.endswith(f":{int(number):04X}")} == {"0100007F"}
+    call(server, "DELETE", f"/v1/sandboxes/{box}")
+    assert set(server.containers()) == before
+
+
+def make(server: PublicServer) -> str:
+    """A sandbox, without any client of ours; its id."""
+    body = {"image": {"uri": server.image}, "entrypoint": ["tail", "-f", "/dev/null"], "resourceLimits": {}}
+    return str(json.loads(call(server, "POST", "/v1/sandboxes", body))["id"])
+
+
+def call(server: PublicServer, method: str, path: str, body: object = None) -> bytes:
+    headers = {"OPEN-SANDBOX-API-KEY": server.api_key, "Content-Type": "application/json"}
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(server.url + path, data, headers, method=method)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return bytes(answer.read())
 
 
 def listening() -> set[str]:
