@@ -16,8 +16,8 @@ const (
 	// registerTimeout is how long the daemon may not know a command yet whose name it has just given.
 	registerTimeout = 5 * time.Second
 	registerPoll    = 50 * time.Millisecond
-	// logTimeout bounds the reading of what a command printed that was ended here.
-	logTimeout = 30 * time.Second
+	// logTimeout bounds the reading of what a command printed that was ended here: it may be without a bound of its own.
+	logTimeout = 10 * time.Second
 )
 
 // commandStatus is what the daemon says of a command that runs in the background.

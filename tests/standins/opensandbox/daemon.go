@@ -423,18 +423,24 @@ func (d *daemon) logs(w http.ResponseWriter, r *http.Request, id string) {
 		fail(w, http.StatusBadRequest, "INVALID_REQUEST_BODY", "no such background command")
 		return
 	}
-	p, err := os.ReadFile(d.log(c.id))
+	f, err := os.Open(d.log(c.id))
 	if err != nil {
 		fail(w, http.StatusInternalServerError, "RUNTIME_ERROR", err.Error())
 		return
 	}
-	var cursor int
+	defer func() { _ = f.Close() }()
+	end, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		fail(w, http.StatusInternalServerError, "RUNTIME_ERROR", err.Error())
+		return
+	}
+	var cursor int64
 	if _, err := fmt.Sscan(r.URL.Query().Get("cursor"), &cursor); err != nil && !errors.Is(err, io.EOF) {
 		cursor = 0
 	}
-	w.Header().Set("EXECD-COMMANDS-TAIL-CURSOR", fmt.Sprint(max(cursor, len(p))))
+	w.Header().Set("EXECD-COMMANDS-TAIL-CURSOR", fmt.Sprint(max(cursor, end)))
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	_, _ = w.Write(p[min(cursor, len(p)):])
+	_, _ = io.Copy(w, io.NewSectionReader(f, cursor, max(end-cursor, 0)))
 }
 
 // freeze stops or continues what runs.
