@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -196,7 +197,7 @@ func (d *daemon) start(body commandBody) (c *command, stdout, stderr *os.File, e
 	if body.Cwd != "" {
 		cmd.Dir = d.inside(body.Cwd)
 	}
-	cmd.Env = d.env
+	cmd.Env = slices.Clone(d.env) // commands may start at once
 	for k, v := range body.Envs {
 		cmd.Env = append(cmd.Env, k+"="+v)
 	}
