@@ -48,6 +48,14 @@ func (i *instance) execPolled(ctx context.Context, req core.ExecRequest, body *c
 		i.endPolled(name)
 		return i.lost(ctx, fmt.Errorf("the command's state could not be learned: %w", err)), nil
 	}
+	if *status.ExitCode < 0 && req.Timeout > 0 && time.Since(begun) >= req.Timeout {
+		// The daemon has ended it in time.
+		i.readLate(ctx, name, sink)
+		if ctx.Err() != nil {
+			return core.ExecResult{}, canceled(ctx, "exec")
+		}
+		return core.TimedOut(providerName, req.Timeout), nil
+	}
 	if err := i.readLog(ctx, name, sink); err != nil {
 		if ctx.Err() != nil {
 			return core.ExecResult{}, canceled(ctx, "exec")
@@ -55,9 +63,6 @@ func (i *instance) execPolled(ctx context.Context, req core.ExecRequest, body *c
 		return i.lost(ctx, fmt.Errorf("the command has ended (code %d), but its output could not be read: %w", *status.ExitCode, err)), nil
 	}
 	code, _ := codeOfValue(fmt.Sprint(*status.ExitCode), []string{status.Error})
-	if *status.ExitCode < 0 && req.Timeout > 0 && time.Since(begun) >= req.Timeout {
-		return core.TimedOut(providerName, req.Timeout), nil
-	}
 	if status.Error != "" {
 		_ = sink.Write(core.Stderr, []byte(status.Error)) // a receiver that wants no more is no failure
 	}
