@@ -37,7 +37,7 @@ extern "C" {
 
 /* Callers need the same major number, and a minor number of at most the library's. */
 #define NGS_ABI_MAJOR 1
-#define NGS_ABI_MINOR 1
+#define NGS_ABI_MINOR 2
 
 /* ---- codes ---------------------------------------------------------------------------------------------------------- */
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["EAGAIN", "EBADHANDLE", "ECLOSED", "EEOF", "EFAILED", "Library", "library", "loaded"]
 
 ABI_MAJOR = 1
-ABI_MINOR = 1
+ABI_MINOR = 2
 
 # Codes of calls; see capi/ngs.h.
 EFORKED = -101

@@ -150,9 +150,11 @@ var outputCases = []testCase{
 		b.sh(t, "exec >&- 2>&-; sleep 0.3; exit 5").wantCode(t, 5)
 	}},
 	{name: "a_large_output_is_cut_or_damaged", run: func(t *testing.T, b *box) {
-		const n, line = 32 << 20, "0123456789abcde\n"
-		want := n
+		const n = 32 << 20
+		line, want := "0123456789abcde\n", n
 		if b.cfg.AsLines {
+			// Each line is a message; it is the bytes that are many here.
+			line = strings.Repeat("0123456789abcdef", 64)[:1023] + "\n"
 			want-- // the end of the last line
 		}
 		var got atomic.Int64

@@ -303,20 +303,29 @@ type tail struct {
 	rest       []byte
 }
 
+// look is how much of a file is read at once: what an endless command printed is longer than memory.
+const look = 64 << 10
+
+// read tells what is new, up to a look, or to the end when the command has ended.
 func (t *tail) read(e *emitter, last bool) {
 	f, err := os.Open(t.name)
 	if err != nil {
 		return
 	}
 	defer func() { _ = f.Close() }()
-	most := int64(64 << 10) // more waits for the next look
-	if last {
-		most = 1 << 62
+	for !e.gone {
+		p := make([]byte, look)
+		n, err := f.ReadAt(p, t.at)
+		end := err != nil
+		t.tell(e, p[:n], last && end)
+		if !last || end {
+			return
+		}
 	}
-	p, err := io.ReadAll(io.NewSectionReader(f, t.at, most))
-	if err != nil {
-		return
-	}
+}
+
+// tell tells of the next bytes of the file; last are the last.
+func (t *tail) tell(e *emitter, p []byte, last bool) {
 	t.at += int64(len(p))
 	t.rest = append(t.rest, p...)
 	for !e.gone {

@@ -12,10 +12,12 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/nemo-gym/nemo_gym_sandbox/pty/ptyserver"
@@ -77,6 +79,7 @@ type Fault struct {
 // Start begins to serve.
 func Start() (*Server, error) {
 	keepDescriptors()
+	heedSignals()
 	folder, err := os.MkdirTemp("", "opensandbox-standin-")
 	if err != nil {
 		return nil, err
@@ -89,6 +92,16 @@ func Start() (*Server, error) {
 	s.direct = httptest.NewServer(http.HandlerFunc(s.serveDirect))
 	s.URL = s.public.URL
 	return s, nil
+}
+
+// heedSignals lets commands be interrupted also where this process was started with interrupts ignored, as shells
+// start what runs in the background: children inherit that a signal is ignored, not that it is handled.
+func heedSignals() {
+	for _, sig := range []os.Signal{os.Interrupt, syscall.SIGQUIT} {
+		if signal.Ignored(sig) {
+			signal.Notify(make(chan os.Signal, 1), sig)
+		}
+	}
 }
 
 // Close ends the server and all its sandboxes.
