@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
+from nemo_gym_sandbox._core.lib import ABI_MAJOR, ABI_MINOR
 
 from .conftest import ROOT
 
@@ -394,7 +395,7 @@ def test_other_files_are_explained(script: Script, tmp_path: Path) -> None:
         ("int other(void) { return 0; }", "is not the sandbox library"),
         (
             "unsigned ngs_abi_version(void) { return 7u << 16 | 3; }",
-            "speaks version 7.3 of its interface, this package needs 1.1",
+            f"speaks version 7.3 of its interface, this package needs {ABI_MAJOR}.{ABI_MINOR}",
         ),
     ):
         source.write_text(body)
