@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
+
 from nemo_gym_sandbox._core.lib import ABI_MAJOR, ABI_MINOR
 
 from .conftest import ROOT
