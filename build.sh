@@ -240,7 +240,10 @@ go_lint() {
 	"$venv/bin/staticcheck" ./...
 }
 
-go_tests() { go test -race -timeout 30m ./...; }
+# Shells start what runs in the background with interrupts ignored, and all below inherits it; the tests send some.
+interruptible() { env --default-signal=INT,QUIT "$@"; }
+
+go_tests() { interruptible go test -race -timeout 30m ./...; }
 
 go_arch() { go test ./tests/go -run TestArchitecture; }
 
@@ -251,7 +254,7 @@ py_lint() {
 
 py_types() { "$venv/bin/pyright" --pythonpath "$venv/bin/python"; }
 
-py_tests() { "$venv/bin/python" -m pytest tests/py "$@"; }
+py_tests() { interruptible "$venv/bin/python" -m pytest tests/py "$@"; }
 
 # Programs in C that use the library as a stranger would: with capi/ngs.h and nothing else.
 c_tests() {

@@ -4,7 +4,9 @@ package ptytest
 import (
 	"os"
 	"os/exec"
+	"os/signal"
 	"slices"
+	"sync"
 	"syscall"
 
 	"github.com/nemo-gym/nemo_gym_sandbox/pty/ptyserver"
@@ -13,8 +15,19 @@ import (
 // Starter runs commands with this machine's sh, as the test's own user.
 type Starter struct{}
 
+// heedSignals lets commands be interrupted also where the tests were started with interrupts ignored, as shells start
+// what runs in the background: children inherit that a signal is ignored, not that it is handled.
+var heedSignals = sync.OnceFunc(func() {
+	for _, sig := range []os.Signal{os.Interrupt, syscall.SIGQUIT} {
+		if signal.Ignored(sig) {
+			signal.Notify(make(chan os.Signal, 1), sig)
+		}
+	}
+})
+
 // Start implements ptyserver.Starter.
 func (Starter) Start(spec ptyserver.Spec, files [3]*os.File) (ptyserver.Process, error) {
+	heedSignals()
 	if _, err := os.Stat(spec.Cwd); spec.Cwd != "" && err != nil {
 		return nil, err
 	}
