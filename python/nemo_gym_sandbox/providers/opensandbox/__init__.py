@@ -10,7 +10,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from nemo_gym_sandbox._core import pty as native_pty
-from nemo_gym_sandbox._core.capabilities import NativeDefaults, NativeEndpoints, NativePausing, NativeReconnection
+from nemo_gym_sandbox._core.capabilities import (
+    NativeDefaults,
+    NativeEndpoints,
+    NativePausing,
+    NativeReconnection,
+    NativeServices,
+)
 from nemo_gym_sandbox.attribution import log_attribution_once, resolve_attribution, resolve_run_id
 from nemo_gym_sandbox.providers import _options as check
 from nemo_gym_sandbox.providers.base import SandboxCreateError, SandboxCreateVerificationError
@@ -29,7 +35,6 @@ from nemo_gym_sandbox.providers.opensandbox.pty import OpenSandboxPtySession, of
 
 if TYPE_CHECKING:
     from nemo_gym_sandbox.providers.base import (
-        SandboxExecResult,
         SandboxHandle,
         SandboxPtySpec,
         SandboxSpec,
@@ -99,13 +104,16 @@ def _check_options(options: Any) -> None:
             raise TypeError(f"provider option volumes must be a list of mappings, not of {type(volume).__name__}")
 
 
-class OpenSandboxProvider(NativeReconnection, NativeDefaults, NativeEndpoints, NativePausing, OpenSandboxNetworking):
+class OpenSandboxProvider(
+    NativeReconnection, NativeDefaults, NativeEndpoints, NativePausing, NativeServices, OpenSandboxNetworking
+):
     """Runs each sandbox on an OpenSandbox server.
 
     Each block is a mapping of its keys or its dataclass. Raises TypeError for a key that does not exist, ValueError for
     a value that makes no sense. The server is not contacted.
 
-    With ``connection.use_server_proxy`` the headers of an endpoint hold the server's key.
+    With ``connection.use_server_proxy`` the headers of an endpoint hold the server's key. Services outlive their command
+    if their output was redirected; a timeout of that command is a result with ``return_code`` 124 and ends them too.
     """
 
     name: ClassVar[str] = "opensandbox"
@@ -189,22 +197,6 @@ class OpenSandboxProvider(NativeReconnection, NativeDefaults, NativeEndpoints, N
         is read first; 0, and ``None``, is all of it.
         """
         return await native_pty.attach(self._raw(handle), session_id, takeover, since, of_sandbox(owned=False))
-
-    async def exec_with_background_services(
-        self,
-        handle: SandboxHandle,
-        command: str,
-        *,
-        cwd: str | None = None,
-        timeout_s: int | float | None = None,
-        env: dict[str, str] | None = None,
-        user: str | int | None = None,
-    ) -> SandboxExecResult:
-        """Run a command and leave what it started running, if its output was redirected.
-
-        A timeout is a result with ``return_code`` 124 and ``error_type`` ``"timeout"``; it ends the services too.
-        """
-        return await self._run(handle, command, cwd, env, timeout_s, user, keep_background=True)
 
     def shared_volume_metadata(self) -> dict[str, str]:
         """The metadata that a sandbox with shared storage needs. NotImplementedError when none is configured."""
