@@ -15,10 +15,10 @@ import (
 // Starter runs commands with this machine's sh, as the test's own user.
 type Starter struct{}
 
-// heedSignals lets commands be interrupted also where the tests were started with interrupts ignored, as shells start
-// what runs in the background: children inherit that a signal is ignored, not that it is handled.
+// heedSignals lets commands get signals also where the tests were started with them ignored, as by nohup or a shell's "&":
+// children inherit that a signal is ignored, not that it is handled.
 var heedSignals = sync.OnceFunc(func() {
-	for _, sig := range []os.Signal{os.Interrupt, syscall.SIGQUIT} {
+	for _, sig := range []os.Signal{os.Interrupt, syscall.SIGQUIT, syscall.SIGHUP} {
 		if signal.Ignored(sig) {
 			signal.Notify(make(chan os.Signal, 1), sig)
 		}

@@ -94,10 +94,10 @@ func Start() (*Server, error) {
 	return s, nil
 }
 
-// heedSignals lets commands be interrupted also where this process was started with interrupts ignored, as shells
-// start what runs in the background: children inherit that a signal is ignored, not that it is handled.
+// heedSignals lets commands get signals also where this process was started with them ignored, as by nohup or a shell's
+// "&": children inherit that a signal is ignored, not that it is handled.
 func heedSignals() {
-	for _, sig := range []os.Signal{os.Interrupt, syscall.SIGQUIT} {
+	for _, sig := range []os.Signal{os.Interrupt, syscall.SIGQUIT, syscall.SIGHUP} {
 		if signal.Ignored(sig) {
 			signal.Notify(make(chan os.Signal, 1), sig)
 		}
