@@ -1,6 +1,9 @@
 package core
 
-import "context"
+import (
+	"context"
+	"strings"
+)
 
 type traceKey struct{}
 
@@ -28,17 +31,7 @@ func validTraceparent(s string) bool {
 	return hexID(s[3:35]) && hexID(s[36:52]) && isHex(s[53:55])
 }
 
-func hexID(s string) bool {
-	if !isHex(s) {
-		return false
-	}
-	for _, c := range s {
-		if c != '0' {
-			return true
-		}
-	}
-	return false
-}
+func hexID(s string) bool { return isHex(s) && strings.Trim(s, "0") != "" }
 
 func isHex(s string) bool {
 	for _, c := range s {

@@ -30,19 +30,27 @@ func (s *server) upload(o *operation) wire.Res {
 		defer passed.Close()
 		src = passed
 	}
-	return s.place(*f, src)
+	owner, res := s.owner()
+	if res.Error != "" {
+		return res
+	}
+	return s.place(*f, owner, src)
 }
 
 // write writes several files, whose bytes follow one another. One that is not there yet is
 // written in place: it is half as dear, and a sandbox that is just starting has no readers.
 func (s *server) write(o *operation) wire.Res {
+	owner, res := s.owner()
+	if res.Error != "" {
+		return res
+	}
 	src := &frameReader{o: o}
 	var total int64
 	for _, f := range o.req.Files {
 		content := io.LimitReader(src, f.Size)
-		res, done := s.create(f, content)
+		res, done := s.create(f, owner, content)
 		if !done {
-			res = s.place(f, content)
+			res = s.place(f, owner, content)
 		}
 		if res.Error != "" {
 			return res
@@ -54,13 +62,9 @@ func (s *server) write(o *operation) wire.Res {
 
 // create writes a file under a name that is free. It is not done, and no byte is taken,
 // when the name is taken or can't be made without a closer look.
-func (s *server) create(f wire.File, src io.Reader) (res wire.Res, done bool) {
+func (s *server) create(f wire.File, owner *ids, src io.Reader) (res wire.Res, done bool) {
 	if f.Path == "" {
 		return wire.Res{}, false
-	}
-	owner, res := s.owner()
-	if res.Error != "" {
-		return res, true
 	}
 	target := s.abs(f.Path)
 	mode := fs.FileMode(f.Mode) & fs.ModePerm
@@ -78,13 +82,9 @@ func (s *server) create(f wire.File, src io.Reader) (res wire.Res, done bool) {
 
 // place writes one file so that it is there whole or not at all: a temporary
 // file beside the target takes its place at the end.
-func (s *server) place(f wire.File, src io.Reader) wire.Res {
+func (s *server) place(f wire.File, owner *ids, src io.Reader) wire.Res {
 	if f.Path == "" {
 		return wire.Res{Kind: wire.KindInvalid, Error: "the target's name is empty"}
-	}
-	owner, res := s.owner()
-	if res.Error != "" {
-		return res
 	}
 	target, err := files.FollowLinks(s.abs(f.Path))
 	if err != nil {

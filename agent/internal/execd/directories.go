@@ -124,24 +124,12 @@ func (s *Server) listDirectory(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) makeDirectories(w http.ResponseWriter, r *http.Request) {
-	var body map[string]permission
-	if !s.body(w, r, &body) {
-		return
-	}
-	for asked, p := range body {
-		path, err := s.expand(asked)
-		if err == nil {
-			err = os.MkdirAll(path, 0o755)
+	s.eachPermission(w, r, "error creating directory", func(path string, p permission) error {
+		if err := os.MkdirAll(path, 0o755); err != nil {
+			return err
 		}
-		if err == nil {
-			err = p.apply(path)
-		}
-		if err != nil {
-			fail(w, http.StatusInternalServerError, codeRuntime, "error creating directory %s. %v", asked, err)
-			return
-		}
-	}
-	w.WriteHeader(http.StatusOK)
+		return p.apply(path)
+	})
 }
 
 // errRoot keeps a request with a wrong path from emptying the sandbox.

@@ -96,6 +96,11 @@ func (s *Server) filesInfo(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) filesPermissions(w http.ResponseWriter, r *http.Request) {
+	s.eachPermission(w, r, "error changing permissions for", func(path string, p permission) error { return p.apply(path) })
+}
+
+// eachPermission does something with every path that a request gives permissions to, up to the first failure.
+func (s *Server) eachPermission(w http.ResponseWriter, r *http.Request, failed string, do func(path string, p permission) error) {
 	var body map[string]permission
 	if !s.body(w, r, &body) {
 		return
@@ -103,10 +108,10 @@ func (s *Server) filesPermissions(w http.ResponseWriter, r *http.Request) {
 	for asked, p := range body {
 		path, err := s.expand(asked)
 		if err == nil {
-			err = p.apply(path)
+			err = do(path, p)
 		}
 		if err != nil {
-			fail(w, http.StatusInternalServerError, codeRuntime, "error changing permissions for %s. %v", asked, err)
+			fail(w, http.StatusInternalServerError, codeRuntime, "%s %s. %v", failed, asked, err)
 			return
 		}
 	}
