@@ -21,10 +21,25 @@ import (
 type bootstrapped struct {
 	daemon
 	done chan error
+	said string // the file of what the script and all that it started have printed
+}
+
+// printed is what was said until now.
+func (b *bootstrapped) printed() string {
+	b.t.Helper()
+	p, err := os.ReadFile(b.said)
+	require.NoError(b.t, err)
+	return string(p)
 }
 
 // bootstrap runs the image's script with a main program.
 func bootstrap(t *testing.T, argv ...string) *bootstrapped {
+	t.Helper()
+	return bootstrapWith(t, nil, argv...)
+}
+
+// bootstrapWith runs it with variables besides.
+func bootstrapWith(t *testing.T, env []string, argv ...string) *bootstrapped {
 	t.Helper()
 	dir := t.TempDir()
 	script, err := os.ReadFile("../../../tests/testenv/execd/bootstrap.sh")
@@ -37,12 +52,12 @@ func bootstrap(t *testing.T, argv ...string) *bootstrapped {
 	require.NoError(t, err)
 	f, err := l.(*net.TCPListener).File()
 	require.NoError(t, err)
-	b := &bootstrapped{daemon: daemon{t: t, base: "http://" + l.Addr().String()}, done: make(chan error, 1)}
+	b := &bootstrapped{daemon: daemon{t: t, base: "http://" + l.Addr().String()}, done: make(chan error, 1), said: filepath.Join(dir, "said")}
 	b.cmd = exec.Command("/bin/sh", append([]string{filepath.Join(dir, "bootstrap.sh")}, argv...)...)
-	b.cmd.Env = append(plainEnv(t), asDaemon+"="+toStay)
+	b.cmd.Env = append(append(plainEnv(t), asDaemon+"="+toStay), env...)
 	b.cmd.ExtraFiles = []*os.File{f}
 	// A file: the daemon, which holds it, lives until it is ended with its container.
-	said, err := os.Create(filepath.Join(dir, "said"))
+	said, err := os.Create(b.said)
 	require.NoError(t, err)
 	defer said.Close()
 	b.cmd.Stdout, b.cmd.Stderr = said, said
@@ -87,6 +102,90 @@ func TestTheMainProgramIsAskedToEndWithTheScript(t *testing.T) {
 	soon(t, func() bool { _, err := os.Stat(mark); return err == nil }, "the main program has not begun")
 	require.NoError(t, b.cmd.Process.Signal(syscall.SIGTERM))
 	require.Equal(t, 9, b.code())
+}
+
+func TestACommandOfTheEnvironmentTakesThePlaceOfTheMainProgram(t *testing.T) {
+	t.Parallel()
+	b := bootstrapWith(t, []string{"BOOTSTRAP_CMD=echo \"it's $((40 + 2))\"; exit 6"}, "sh", "-c", "echo the main program; exit 7")
+	require.Equal(t, 6, b.code())
+	require.Equal(t, "it's 42\n", b.printed())
+}
+
+func TestACommandOfTheEnvironmentNeedsNoMainProgram(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, 5, bootstrapWith(t, []string{"BOOTSTRAP_CMD=exit 5"}).code())
+}
+
+func TestTheEnvironmentNamesTheShellOfItsCommand(t *testing.T) {
+	t.Parallel()
+	shell := filepath.Join(t.TempDir(), "shell")
+	require.NoError(t, os.WriteFile(shell, []byte("#!/bin/sh\nprintf '<%s>' \"$@\"\nexit 8\n"), 0o755))
+	b := bootstrapWith(t, []string{"BOOTSTRAP_SHELL=" + shell, "BOOTSTRAP_CMD=one two"}, "sh", "-c", "exit 7")
+	require.Equal(t, 8, b.code())
+	require.Equal(t, "<-c><one two>", b.printed())
+}
+
+func TestAShellWithoutACommandChangesNothing(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, 7, bootstrapWith(t, []string{"BOOTSTRAP_SHELL=/nowhere", "BOOTSTRAP_CMD="}, "sh", "-c", "exit 7").code())
+}
+
+func TestTheMainProgramOfTheEnvironmentIsAskedToEndWithTheScript(t *testing.T) {
+	t.Parallel()
+	mark := filepath.Join(t.TempDir(), "mark")
+	b := bootstrapWith(t, []string{"BOOTSTRAP_CMD=trap 'exit 9' TERM; echo >" + mark + "; while :; do sleep 0.05; done"})
+	soon(t, func() bool { _, err := os.Stat(mark); return err == nil }, "the command has not begun")
+	require.NoError(t, b.cmd.Process.Signal(syscall.SIGTERM))
+	require.Equal(t, 9, b.code())
+}
+
+// preScript writes a script that is to be read first, and gives the variable that says so.
+func preScript(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "pre script.sh")
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o644))
+	return "EXECD_BOOTSTRAP_PRE_SCRIPT=" + path
+}
+
+func TestWhatAScriptExportsFirstReachesTheMainProgramAndTheDaemon(t *testing.T) {
+	t.Parallel()
+	mark := filepath.Join(t.TempDir(), "mark")
+	// It is strict, which is not the concern of what comes after it.
+	b := bootstrapWith(t, []string{preScript(t, "set -eu\nexport GREETING=\"good day\"\n")}, "sh", "-c", `echo "$GREETING"; trap 'exit 4' TERM; echo >`+mark+`; while :; do sleep 0.05; done`)
+	soon(t, func() bool { _, err := os.Stat(mark); return err == nil }, "the main program has not begun")
+	require.Equal(t, "good day\n", b.printed())
+	b.await()
+	require.Equal(t, []string{"good day"}, texts(b.run("/command", shellCommand(`echo "$GREETING"`)), "stdout"))
+	require.NoError(t, b.cmd.Process.Signal(syscall.SIGTERM))
+	require.Equal(t, 4, b.code())
+}
+
+func TestAScriptThatIsReadFirstCanSayWhatToRun(t *testing.T) {
+	t.Parallel()
+	b := bootstrapWith(t, []string{preScript(t, "BOOTSTRAP_CMD='exit 11'\n")}, "sh", "-c", "exit 7")
+	require.Equal(t, 11, b.code())
+}
+
+func TestAScriptThatEndsWithAFailureIsFollowedByTheMainProgram(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, 7, bootstrapWith(t, []string{preScript(t, "[ -f /nowhere ] && echo there\n")}, "sh", "-c", "exit 7").code())
+}
+
+func TestAScriptThatIsReadFirstCanEndTheSandbox(t *testing.T) {
+	t.Parallel()
+	b := bootstrapWith(t, []string{preScript(t, "exit 12\n")}, "sh", "-c", "echo begun")
+	require.Equal(t, 12, b.code())
+	require.Empty(t, b.printed())
+}
+
+func TestAMissingScriptIsNamedAndNothingRuns(t *testing.T) {
+	t.Parallel()
+	for _, path := range []string{"/nowhere/pre.sh", "pre.sh", t.TempDir()} {
+		b := bootstrapWith(t, []string{"EXECD_BOOTSTRAP_PRE_SCRIPT=" + path}, "sh", "-c", "echo begun")
+		require.Equal(t, 127, b.code())
+		require.Contains(t, b.printed(), path)
+		require.NotContains(t, b.printed(), "begun")
+	}
 }
 
 // A shell starts what it runs in the background with interrupts ignored, and
