@@ -105,7 +105,8 @@ type connKey struct{}
 // newEngine prepares a client. It contacts nobody.
 func newEngine(t target) (engine, error) {
 	// As many idle connections as commands that usually run at once; more are opened and dropped.
-	transport := &http.Transport{MaxIdleConnsPerHost: 6, IdleConnTimeout: 5 * time.Second, DisableCompression: true}
+	// One that a request gives back after Close is idle for this long.
+	transport := &http.Transport{MaxIdleConnsPerHost: 6, IdleConnTimeout: 2 * time.Second, DisableCompression: true}
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		conn, err := t.dial(ctx)
 		if hold, ok := ctx.Value(connKey{}).(*heldConn); ok && err == nil {

@@ -32,7 +32,7 @@ const (
 // restClient makes requests. All sandboxes of a provider share its connections.
 type restClient struct {
 	http           *http.Client
-	transport      *http.Transport
+	connections    *connections
 	base           string
 	key            string
 	timeout        time.Duration
@@ -53,7 +53,8 @@ func newRestClient(c connectionConfig) *restClient {
 		MaxIdleConnsPerHost: 256,
 		TLSClientConfig:     tlsConfig(c),
 	}
-	r := &restClient{transport: t, base: c.base(), key: *c.APIKey, timeout: c.requestTimeout()}
+	pool := &connections{transport: t}
+	r := &restClient{connections: pool, base: c.base(), key: *c.APIKey, timeout: c.requestTimeout()}
 	if c.TransportBackend == backendHTTPX {
 		t.DisableKeepAlives = c.DisableConnectionPooling || c.MaxKeepaliveConnections == 0 || c.KeepaliveExpiryS == 0
 		t.IdleConnTimeout = seconds(c.KeepaliveExpiryS)
@@ -62,7 +63,7 @@ func newRestClient(c connectionConfig) *restClient {
 		r.connectRetries = c.ConnectRetries
 	}
 	r.http = &http.Client{
-		Transport:     t,
+		Transport:     pool,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	return r
@@ -72,7 +73,7 @@ func tlsConfig(c connectionConfig) *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: !c.TLSVerify}
 }
 
-func (r *restClient) close() { r.transport.CloseIdleConnections() }
+func (r *restClient) close() { r.connections.close() }
 
 // call is one request. Exactly one of json, and stream with length, may hold a body.
 type call struct {
