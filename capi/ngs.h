@@ -166,8 +166,8 @@ typedef struct ngs_event {
 #define NGS_OP_PTY_CLOSE 28
 /*
  * A session without a sandbox, by the address of the daemon that serves it: {"provider", "url", "headers": {}, "timeout_s":
- * of each request (0: the provider's)} with "id", "takeover", "since" to attach, else with "command", "cwd", "rows", "cols",
- * "pipes" to open one -> as PTY_OPEN.
+ * of each request (0: the provider's)} with "id", "takeover", "since" to attach, and "pipes" for one that nobody has started
+ * yet; else with "command", "cwd", "rows", "cols", "pipes" to open one -> as PTY_OPEN.
  */
 #define NGS_OP_PTY_DIAL 29
 /*

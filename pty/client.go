@@ -31,6 +31,11 @@ type Client struct {
 	// Diagnose, when set, is asked when a connection is lost for no stated
 	// reason. Its error tells that the sandbox can't be reached any more.
 	Diagnose func(ctx context.Context) error
+	// Yield, when set, is told before a session is taken over that this process is about to do so. What it holds
+	// of it already is then better detached than evicted: its user can come back to it.
+	Yield func(ctx context.Context, id string) error
+	// Pipes: a session that was made elsewhere, and not started yet, is started with pipes when it is attached to.
+	Pipes bool
 	// RestartsEnded: the server starts a session's process again when somebody
 	// attaches after its end. The client then looks before it comes back.
 	RestartsEnded bool
@@ -132,9 +137,14 @@ func (c *Client) Attach(ctx context.Context, id string, takeover bool, since int
 	case err == nil && c.RestartsEnded && !info.Running && info.OutputOffset > 0:
 		return nil, c.errorf("pty attach", "PTY session %s has ended: attaching to it would run its command again", id)
 	}
+	if takeover && c.Yield != nil {
+		if err := c.Yield(ctx, id); err != nil {
+			return nil, c.named("pty attach", err)
+		}
+	}
 	s := newSession(c, id, false)
 	s.received = since
-	if err := s.begin(ctx, dialOptions{takeover: takeover}); err != nil {
+	if err := s.begin(ctx, dialOptions{pipe: c.Pipes, takeover: takeover}); err != nil {
 		s.abort()
 		return nil, err
 	}

@@ -195,9 +195,13 @@ func TestForeignServerIsToldTheSizeAfterwards(t *testing.T) {
 func TestForeignQueries(t *testing.T) {
 	attached := func(c *websocket.Conn) { text(c, hello); wait(c) }
 	for query, open := range map[string]func(*foreign) (*Session, error){
-		"?pty=0":               func(f *foreign) (*Session, error) { return f.Open(f.ctx(), core.PTYSpec{NoTerminal: true}) },
-		"":                     func(f *foreign) (*Session, error) { return f.Attach(f.ctx(), foreignID, false, 0) },
-		"?takeover=1":          func(f *foreign) (*Session, error) { return f.Attach(f.ctx(), foreignID, true, 0) },
+		"?pty=0":      func(f *foreign) (*Session, error) { return f.Open(f.ctx(), core.PTYSpec{NoTerminal: true}) },
+		"":            func(f *foreign) (*Session, error) { return f.Attach(f.ctx(), foreignID, false, 0) },
+		"?takeover=1": func(f *foreign) (*Session, error) { return f.Attach(f.ctx(), foreignID, true, 0) },
+		"?pty=0&takeover=1": func(f *foreign) (*Session, error) {
+			f.Pipes = true
+			return f.Attach(f.ctx(), foreignID, true, 0)
+		},
 		"?takeover=1&since=17": func(f *foreign) (*Session, error) { return f.Attach(f.ctx(), foreignID, true, 17) },
 	} {
 		f := newForeign(t, attached)
@@ -382,6 +386,61 @@ func TestForeignRefusals(t *testing.T) {
 		_, err = f.Attach(f.ctx(), foreignID, true, 0)
 		assert.ErrorContains(t, err, "already has an attached client")
 	}
+}
+
+func TestForeignRefusalOfATakeoverTellsThatTheSandboxIsDead(t *testing.T) {
+	f := newForeign(t, func(c *websocket.Conn) { bye(c, 1008) })
+	asked := 0
+	f.Diagnose = func(context.Context) error { asked++; return errors.New("Sandbox is dead: state Failed") }
+	_, err := f.Attach(f.ctx(), foreignID, true, 0)
+	assert.ErrorContains(t, err, "takeover kept being refused: Sandbox is dead: state Failed")
+	assert.ErrorContains(t, err, "already has an attached client")
+	assert.Equal(t, core.KindPTY, core.KindOf(err))
+	assert.Equal(t, 1, asked)
+	// A refusal without takeover says what it means.
+	_, err = f.Attach(f.ctx(), foreignID, false, 0)
+	assert.ErrorContains(t, err, "already has an attached client")
+	assert.NotContains(t, err.Error(), "dead")
+	assert.Equal(t, 1, asked)
+}
+
+func TestForeignHolderOfThisProcessYieldsBeforeTheTakeover(t *testing.T) {
+	f := newForeign(t, func(c *websocket.Conn) { text(c, hello); wait(c) })
+	old, err := f.Attach(f.ctx(), foreignID, false, 0)
+	require.NoError(t, err)
+	defer old.Close(f.ctx())
+	var before int
+	f.Yield = func(ctx context.Context, id string) error {
+		assert.Equal(t, foreignID, id)
+		before = len(f.asked())
+		return old.Yield(ctx)
+	}
+	s, err := f.Attach(f.ctx(), foreignID, true, 0)
+	require.NoError(t, err)
+	defer s.Close(f.ctx())
+	assert.Equal(t, "GET /pty/"+foreignID+"/ws?takeover=1", f.asked()[before], "it is asked after the session was found, and before it is dialed")
+	_, err = old.Read(f.ctx())
+	assert.ErrorContains(t, err, "detached")
+	assert.False(t, old.Closed())
+	// Whoever does not take over evicts nobody, and a holder that can't be asked stops the takeover.
+	before = 0
+	other, err := f.Attach(f.ctx(), foreignID, false, 0)
+	require.NoError(t, err)
+	defer other.Close(f.ctx())
+	assert.Zero(t, before)
+	dialed := len(f.asked())
+	old.moving <- struct{}{}
+	ctx, cancel := context.WithCancel(f.ctx())
+	cancel()
+	assert.Equal(t, core.KindCanceled, core.KindOf(old.Yield(ctx)))
+	<-old.moving
+	f.Yield = func(context.Context, string) error { return core.Errorf(core.KindCanceled, "", "gave up") }
+	_, err = f.Attach(f.ctx(), foreignID, true, 0)
+	assert.Equal(t, core.KindCanceled, core.KindOf(err))
+	assert.Equal(t, dialed+1, len(f.asked()), "only the question whether it is there")
+	// One that has ended has nothing to yield.
+	old.Abandon(errors.New("over"))
+	assert.NoError(t, old.Yield(f.ctx()))
 }
 
 func TestForeignSessionThatIsUnknown(t *testing.T) {

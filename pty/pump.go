@@ -198,8 +198,11 @@ func (s *Session) establish(ctx context.Context, op string, o dialOptions) (*lin
 		case ctx.Err() != nil:
 			return nil, s.c.named(op, ctxError(ctx, op))
 		case isRefused(err):
-			if !o.takeover || len(refused) == 0 {
+			if !o.takeover {
 				return nil, s.c.held(op, s.id)
+			}
+			if len(refused) == 0 {
+				return nil, s.keptRefused(ctx, op)
 			}
 			refused = refused[1:]
 		case isStatus(err, 404, proto.CodeNotFound):
@@ -218,6 +221,16 @@ func (s *Session) establish(ctx context.Context, op string, o dialOptions) (*lin
 			return nil, s.c.named(op, ctxError(ctx, op))
 		}
 	}
+}
+
+// keptRefused is the error of a session that can't be taken over. A proxy refuses in the same words when what is behind
+// it has died.
+func (s *Session) keptRefused(ctx context.Context, op string) error {
+	refused := s.c.held(op, s.id)
+	if derr := s.c.gone(ctx); derr != nil {
+		return s.c.errorf(op, "PTY session %s: takeover kept being refused: %w (%w)", s.id, derr, refused)
+	}
+	return refused
 }
 
 func isRefused(err error) bool {

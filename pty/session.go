@@ -258,19 +258,33 @@ func (s *Session) send(ctx context.Context, op string, kind int, p []byte) error
 
 // Detach implements core.PTYSession.
 func (s *Session) Detach() error {
-	_, err := s.detach("pty detach", func(l *link) { l.leave(websocket.CloseNormalClosure) })
+	_, err := s.detach(context.Background(), "pty detach", func(l *link) { l.leave(websocket.CloseNormalClosure) })
+	return err
+}
+
+// Yield detaches the session, if it is attached, so that this process can attach to it anew. One that has ended has
+// nothing to yield.
+func (s *Session) Yield(ctx context.Context) error {
+	_, err := s.detach(ctx, "pty attach", func(l *link) { l.leave(websocket.CloseNormalClosure) })
+	if err != nil && s.Closed() {
+		return nil
+	}
 	return err
 }
 
 // Suspend implements core.PTYSession.
 func (s *Session) Suspend() bool {
-	was, err := s.detach("pty suspend", func(l *link) { l.leave(proto.CloseComesBack) })
+	was, err := s.detach(context.Background(), "pty suspend", func(l *link) { l.leave(proto.CloseComesBack) })
 	return was && err == nil
 }
 
-func (s *Session) detach(op string, leave func(*link)) (was bool, err error) {
-	s.moving <- struct{}{}
-	defer func() { <-s.moving }()
+func (s *Session) detach(ctx context.Context, op string, leave func(*link)) (was bool, err error) {
+	select {
+	case s.moving <- struct{}{}:
+		defer func() { <-s.moving }()
+	case <-ctx.Done():
+		return false, s.c.named(op, ctxError(ctx, op))
+	}
 	s.mu.Lock()
 	if s.over() {
 		defer s.mu.Unlock()

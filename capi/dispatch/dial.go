@@ -10,7 +10,7 @@ import (
 // ptyDialer is a provider whose terminals can be reached by the address of what serves them, without a sandbox.
 type ptyDialer interface {
 	DialPTY(ctx context.Context, at core.Endpoint, timeout time.Duration, spec core.PTYSpec) (core.PTYSession, error)
-	DialAttachPTY(ctx context.Context, at core.Endpoint, timeout time.Duration, id string, takeover bool, since int64) (core.PTYSession, error)
+	DialAttachPTY(ctx context.Context, at core.Endpoint, timeout time.Duration, id string, pipes, takeover bool, since int64) (core.PTYSession, error)
 }
 
 // ptyDialRequest attaches when it has an id, else it opens a session.
@@ -46,7 +46,7 @@ func ptyDial(o *operation, p core.Provider, r ptyDialRequest) (reply, error) {
 		err     error
 	)
 	if r.ID != "" {
-		session, err = d.DialAttachPTY(o.ctx, at, timeout, r.ID, r.Takeover, r.Since)
+		session, err = d.DialAttachPTY(o.ctx, at, timeout, r.ID, r.Pipes, r.Takeover, r.Since)
 	} else {
 		session, err = d.DialPTY(o.ctx, at, timeout, core.PTYSpec{Command: r.Command, Cwd: r.Cwd, Rows: r.Rows, Cols: r.Cols, NoTerminal: r.Pipes})
 	}

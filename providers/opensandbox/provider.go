@@ -25,6 +25,7 @@ const providerName = "opensandbox"
 type Provider struct {
 	cfg  config
 	rest *restClient
+	held heldSessions
 
 	// life ends with the provider; what works in the background does so in tasks.
 	life  context.Context

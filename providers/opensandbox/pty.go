@@ -31,10 +31,13 @@ func (i *instance) OpenPTY(ctx context.Context, spec core.PTYSpec) (core.PTYSess
 	if err != nil {
 		return nil, failed(ctx, "pty create", i.id, "resolving the sandbox's daemon", err)
 	}
-	return i.p.locked(at, once)(c.Open(ctx, spec))
+	session, err := c.Open(ctx, spec)
+	i.p.held.add(i.id, session)
+	return i.p.locked(at, once)(session, err)
 }
 
-// AttachPTY implements core.PTYAttacher.
+// AttachPTY implements core.PTYAttacher. With takeover, an attachment of this provider to the same session is detached
+// first: it is no stranger's, and can come back.
 func (i *instance) AttachPTY(ctx context.Context, id string, takeover bool, since int64) (core.PTYSession, error) {
 	if err := i.healthy(); err != nil {
 		return nil, err
@@ -43,7 +46,52 @@ func (i *instance) AttachPTY(ctx context.Context, id string, takeover bool, sinc
 	if err != nil {
 		return nil, err
 	}
-	return opened(c.Attach(ctx, id, takeover, since))
+	c.Yield = func(ctx context.Context, id string) error { return i.p.held.yield(ctx, i.id, id) }
+	session, err := c.Attach(ctx, id, takeover, since)
+	i.p.held.add(i.id, session)
+	return opened(session, err)
+}
+
+// heldSessions are the sessions that a provider has made or attached to, each with its sandbox, until they have ended here.
+type heldSessions struct {
+	mu sync.Mutex
+	of map[*pty.Session]string
+}
+
+// add remembers a session; nil is none.
+func (h *heldSessions) add(sandbox string, s *pty.Session) {
+	if s == nil {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for old := range h.of {
+		if old.Closed() {
+			delete(h.of, old)
+		}
+	}
+	if h.of == nil {
+		h.of = map[*pty.Session]string{}
+	}
+	h.of[s] = sandbox
+}
+
+// yield detaches who is attached to a session.
+func (h *heldSessions) yield(ctx context.Context, sandbox, id string) error {
+	h.mu.Lock()
+	var mine []*pty.Session
+	for s, of := range h.of {
+		if of == sandbox && s.SessionID() == id {
+			mine = append(mine, s)
+		}
+	}
+	h.mu.Unlock()
+	for _, s := range mine {
+		if err := s.Yield(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // DialPTY opens a session at the address of a daemon. timeout bounds each request; 0 is 300 s.
@@ -63,8 +111,9 @@ func (p *Provider) DialPTY(ctx context.Context, at core.Endpoint, timeout time.D
 	return p.locked(e, once)(c.Open(ctx, spec))
 }
 
-// DialAttachPTY attaches to a session at the address of a daemon.
-func (p *Provider) DialAttachPTY(ctx context.Context, at core.Endpoint, timeout time.Duration, id string, takeover bool, since int64) (core.PTYSession, error) {
+// DialAttachPTY attaches to a session at the address of a daemon. pipes counts when nobody has been attached to it yet:
+// then it has pipes instead of a terminal.
+func (p *Provider) DialAttachPTY(ctx context.Context, at core.Endpoint, timeout time.Duration, id string, pipes, takeover bool, since int64) (core.PTYSession, error) {
 	e, err := daemonAt(at)
 	if err != nil {
 		return nil, err
@@ -73,6 +122,7 @@ func (p *Provider) DialAttachPTY(ctx context.Context, at core.Endpoint, timeout 
 	if err != nil {
 		return nil, err
 	}
+	c.Pipes = pipes
 	return opened(c.Attach(ctx, id, takeover, since))
 }
 

@@ -385,6 +385,62 @@ func TestOpenSandboxTerminals(t *testing.T) {
 	assert.ErrorContains(t, err, "not found")
 }
 
+func TestOpenSandboxTakeoverDetachesAHolderOfTheSameProvider(t *testing.T) {
+	server := startStandin(t)
+	s := osbBox(t, server, nil, core.Spec{})
+	ctx, cancel := context.WithTimeout(context.Background(), osbSoon)
+	defer cancel()
+	until := func(from core.PTYSession, text string) {
+		t.Helper()
+		got := ""
+		for !strings.Contains(got, text) {
+			p, err := from.Read(ctx)
+			require.NoError(t, err, "after %q", got)
+			got += string(p)
+		}
+	}
+	first, err := s.OpenPTY(ctx, core.PTYSpec{Command: "stty -echo; echo begun; while read x; do echo \"got $x\"; done"})
+	require.NoError(t, err)
+	until(first, "begun")
+	_, err = s.AttachPTY(ctx, first.SessionID(), false, 0)
+	require.ErrorContains(t, err, "already has an attached client", "without takeover it keeps what it has")
+	waiting := make(chan error, 1)
+	go func() {
+		_, err := first.Read(ctx)
+		waiting <- err
+	}()
+	second, err := s.AttachPTY(ctx, first.SessionID(), true, 0)
+	require.NoError(t, err)
+	require.ErrorContains(t, <-waiting, "detached")
+	require.ErrorContains(t, first.Write(ctx, []byte("x\n")), "detached")
+	require.False(t, first.Closed())
+	require.NoError(t, second.Write(ctx, []byte("one\n")))
+	until(second, "got one")
+	// It comes back where it was, as from any detaching. Whoever is attached then is evicted, as nobody asked for that one.
+	require.NoError(t, first.Reattach(ctx))
+	until(first, "got one")
+	_, err = second.WaitExit(ctx)
+	require.ErrorContains(t, err, "taken over")
+	third, err := s.AttachPTY(ctx, first.SessionID(), true, 0)
+	require.NoError(t, err)
+	_, err = first.Read(ctx)
+	require.ErrorContains(t, err, "detached", "though the last attachment of all was another")
+	require.NoError(t, third.Close(ctx))
+	// A session of another provider is a stranger's.
+	d, err := s.Serialize(ctx, "")
+	require.NoError(t, err)
+	other, err := core.Connect(ctx, newOpenSandbox(t, server, nil), d)
+	require.NoError(t, err)
+	require.NoError(t, first.Reattach(ctx))
+	theirs, err := other.AttachPTY(ctx, first.SessionID(), true, 0)
+	require.NoError(t, err)
+	_, err = first.WaitExit(ctx)
+	require.ErrorContains(t, err, "taken over")
+	require.NoError(t, theirs.Close(ctx))
+	require.NoError(t, first.Close(ctx))
+	require.NoError(t, other.Disconnect())
+}
+
 func TestOpenSandboxEndIsSeenByAll(t *testing.T) {
 	server := startStandin(t)
 	s := osbBox(t, server, nil, core.Spec{})
