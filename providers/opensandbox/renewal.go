@@ -3,6 +3,7 @@ package opensandbox
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -27,7 +28,13 @@ func (i *instance) renew(ttl, every time.Duration) {
 	i.renewal = r
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.timer = time.AfterFunc(every, r.due)
+	r.timer = time.AfterFunc(firstRenewal(every), r.due)
+}
+
+// firstRenewal is when a sandbox's first renewal is due: up to half an interval early, so that
+// sandboxes which were made together do not all ask at once for as long as they live.
+func firstRenewal(every time.Duration) time.Duration {
+	return every - time.Duration(rand.Int64N(int64(every)/2+1))
 }
 
 func (i *instance) stopRenewing() {

@@ -155,6 +155,19 @@ func TestOnlyWhatSurelyDidNotBeginIsSentAgain(t *testing.T) {
 	}
 }
 
+func TestSandboxesOfOneMomentAreNotRenewedAtOne(t *testing.T) {
+	const every = time.Minute
+	thirds := map[time.Duration]bool{}
+	for range 300 {
+		first := firstRenewal(every)
+		require.LessOrEqual(t, first, every)
+		require.GreaterOrEqual(t, first, every/2)
+		thirds[(first-every/2)/(every/6+1)] = true
+	}
+	require.Len(t, thirds, 3, "the first renewals crowd in a part of the time")
+	require.Equal(t, time.Duration(1), firstRenewal(1), "the shortest interval there is")
+}
+
 func TestStatesAreTold(t *testing.T) {
 	for state, want := range map[string]core.Status{
 		"Running": core.StatusRunning, "PAUSED": core.StatusPaused, "Pausing": core.StatusStarting, "Terminated": core.StatusStopped,
