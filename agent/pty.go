@@ -55,6 +55,9 @@ type httpConn struct {
 	drop func()
 }
 
+// Plain implements the wrapper of package pty's connections: nothing is done to the bytes.
+func (c httpConn) Plain() net.Conn { return c.Conn }
+
 func (c httpConn) Close() error {
 	c.drop()
 	return nil

@@ -92,6 +92,31 @@ type PTYSession interface {
 	Abandon(reason error)
 }
 
+// PTYPrompt is what a session may offer besides, so that a key and its echo need not wake anybody in between.
+type PTYPrompt interface {
+	// TryWrite is Write for who must not wait. It takes nothing when that can't be done just now, or at all: Write can,
+	// or tells why not. An error tells that p may not have arrived.
+	TryWrite(p []byte) (int, error)
+	// Divert has output given to f that arrives while a Read, or ReadStderr, waits for it. f must not wait, nor call the
+	// session, and tells how much it took; the rest is for the Read. There may be only one reader, which hands on to
+	// where f does: then all comes in order. Called before the first Read.
+	Divert(of Stream, f func(p []byte) int)
+}
+
+// PTYPromptOf finds what a session offers, also behind what keeps track of it.
+func PTYPromptOf(s PTYSession) (PTYPrompt, bool) {
+	for {
+		if p, ok := s.(PTYPrompt); ok {
+			return p, true
+		}
+		w, ok := s.(interface{ Unwrap() PTYSession })
+		if !ok {
+			return nil, false
+		}
+		s = w.Unwrap()
+	}
+}
+
 // PTYResult is the outcome of a command that was typed into a session.
 type PTYResult struct {
 	Stdout []byte

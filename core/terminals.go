@@ -83,6 +83,9 @@ type terminal struct {
 	of *terminals
 }
 
+// Unwrap gives the session as its provider made it; see PTYPromptOf.
+func (t *terminal) Unwrap() PTYSession { return t.PTYSession }
+
 // Close implements PTYSession.
 func (t *terminal) Close(ctx context.Context) error {
 	t.of.mu.Lock()

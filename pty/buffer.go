@@ -44,11 +44,13 @@ func (b *buffer) add(p []byte) {
 	b.pieces = append(b.pieces, piece{data: append([]byte(nil), p...)})
 }
 
+func (b *buffer) empty() bool { return len(b.pieces) == 0 }
+
 func (b *buffer) addGap(g *core.PTYGap) { b.pieces = append(b.pieces, piece{gap: g}) }
 
 // take gives the oldest piece; false when there is none.
 func (b *buffer) take() (piece, bool) {
-	if len(b.pieces) == 0 {
+	if b.empty() {
 		return piece{}, false
 	}
 	p := b.pieces[0]

@@ -71,7 +71,9 @@ func (s *Session) control(l *link, r io.Reader) (attached bool, err error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.in.hears(c.Offset)
-		s.changed.fire()
+		if s.crowded > 0 {
+			s.changed.fire()
+		}
 		return false, nil
 	case proto.TypeExit:
 		s.mu.Lock()
@@ -202,9 +204,15 @@ func (s *Session) put(l *link, to core.Stream, p []byte, greeting bool) error {
 	if l.deaf {
 		return nil
 	}
-	s.out[to].add(p)
+	n := 0
+	if !greeting {
+		n = s.divert(to, p)
+	}
 	s.received += int64(len(p))
 	l.arrived(s.received)
-	s.changed.fire()
+	if n < len(p) {
+		s.out[to].add(p[n:])
+		s.changed.fire()
+	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"github.com/nemo-gym/nemo_gym_sandbox/pty/internal/prompt"
 	"github.com/nemo-gym/nemo_gym_sandbox/pty/internal/proto"
 )
 
@@ -71,6 +72,55 @@ func (s *Session) Write(ctx context.Context, p []byte) error {
 	return nil
 }
 
+// TryWrite implements core.PTYPrompt.
+func (s *Session) TryWrite(p []byte) (int, error) {
+	const op = "pty write"
+	if len(p) == 0 || len(p) > prompt.Most {
+		return 0, nil
+	}
+	select {
+	case s.turn <- struct{}{}:
+		defer func() { <-s.turn }()
+	default:
+		return 0, nil
+	}
+	s.mu.Lock()
+	l := s.link
+	s.mu.Unlock()
+	if l == nil || !l.claim() {
+		return 0, nil
+	}
+	flow, fits := s.admit(l, p)
+	if !fits {
+		<-l.writing
+		return 0, nil
+	}
+	if err := l.try(p); err != nil && !flow {
+		if uerr := s.usable(op); uerr != nil {
+			return 0, uerr
+		}
+		return 0, s.c.errorf(op, "%s: %w", sendingBroke, err)
+	}
+	return len(p), nil // what is kept the next connection will send
+}
+
+// admit tells whether p can follow what a connection has been sent, and keeps it where input is kept.
+func (s *Session) admit(l *link, p []byte) (flow, fits bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.over() || s.detached:
+		return false, false
+	case !s.in.flow:
+		return false, true
+	case max(l.sent, s.in.base) != s.in.end() || s.in.end()+int64(len(p))-s.in.taken > proto.MaxInput:
+		return true, false
+	}
+	s.in.kept = append(s.in.kept, p...)
+	l.sent = s.in.end()
+	return true, true
+}
+
 func (s *Session) flows() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -86,7 +136,10 @@ func (s *Session) keep(ctx context.Context, op string, p []byte) error {
 			s.mu.Unlock()
 			return err
 		}
-		if !s.await(ctx) {
+		s.crowded++
+		came := s.await(ctx)
+		s.crowded--
+		if !came {
 			s.mu.Unlock()
 			return s.c.named(op, ctxError(ctx, op))
 		}

@@ -2,18 +2,21 @@ package pty
 
 import (
 	"context"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/gorilla/websocket"
 
+	"github.com/nemo-gym/nemo_gym_sandbox/pty/internal/prompt"
 	"github.com/nemo-gym/nemo_gym_sandbox/pty/internal/proto"
 )
 
 // link is one connection to a session's websocket.
 type link struct {
 	conn  *websocket.Conn
+	quick *prompt.Conn // sends what is short without waiting; nil where that can't be done
 	times *clientTimes
 	born  time.Time
 	done  chan struct{} // closed with the connection
@@ -27,6 +30,8 @@ type link struct {
 	told    int64       // offset of output up to where the server was told; the pump's
 	acks    chan int64  // the newest offset to tell
 
+	extended time.Time // when the server was last given more time; the pump's
+
 	beating sync.WaitGroup
 	writing chan struct{} // holds one entry while a message is written
 }
@@ -36,6 +41,12 @@ func newLink(conn *websocket.Conn, times *clientTimes) *link {
 	l.drop = sync.OnceFunc(func() {
 		close(l.done)
 		_ = conn.NetConn().Close()
+	})
+	l.quick = prompt.New(conn.NetConn(), true)
+	conn.SetCloseHandler(func(code int, _ string) error {
+		// The answer, which must not come into the middle of a message.
+		_ = l.goodbye(code)
+		return nil
 	})
 	conn.SetPongHandler(func(string) error { return l.alive() })
 	conn.SetPingHandler(func(data string) error {
@@ -52,8 +63,16 @@ func newLink(conn *websocket.Conn, times *clientTimes) *link {
 // farewell bounds the writing of what may as well get lost.
 const farewell = 200 * time.Millisecond
 
-// alive gives the server time for its next message.
-func (l *link) alive() error { return l.conn.SetReadDeadline(time.Now().Add(l.times.silence)) }
+// alive gives the server time for its next message. Whoever reads calls it. That moves a timer, which is not worth it
+// for every key.
+func (l *link) alive() error {
+	now := time.Now()
+	if now.Sub(l.extended) < l.times.silence/64 {
+		return nil
+	}
+	l.extended = now
+	return l.conn.SetReadDeadline(now.Add(l.times.silence))
+}
 
 // beat asks for a sign of life now and then, and gives one when asked.
 func (l *link) beat() {
@@ -123,6 +142,16 @@ func (l *link) leave(code int) {
 
 // goodbye tells the server that the connection ends.
 func (l *link) goodbye(code int) error {
+	t := time.NewTimer(farewell)
+	defer t.Stop()
+	select {
+	case l.writing <- struct{}{}:
+		defer func() { <-l.writing }()
+	case <-l.done:
+		return errLinkDown
+	case <-t.C:
+		return os.ErrDeadlineExceeded
+	}
 	return l.conn.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(code, ""), time.Now().Add(farewell))
 }
 
@@ -142,6 +171,46 @@ func (l *link) down() bool {
 	default:
 		return false
 	}
+}
+
+// end drops the connection and waits until nothing is done with it any more.
+func (l *link) end() {
+	l.drop()
+	l.beating.Wait()
+	l.writing <- struct{}{} // also what try has left to somebody
+	<-l.writing
+}
+
+// claim is for whoever wants to write and does not wait; with true it has to be given back.
+func (l *link) claim() bool {
+	if l.quick == nil || l.down() {
+		return false
+	}
+	select {
+	case l.writing <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+// try sends input without waiting, and ends the claim.
+func (l *link) try(p []byte) error {
+	left, err := l.quick.Send(proto.Stdin, p)
+	if err == nil && len(left) > 0 {
+		go func() {
+			defer func() { <-l.writing }()
+			if l.quick.Finish(left) != nil {
+				l.drop() // which the pump sees
+			}
+		}()
+		return nil
+	}
+	<-l.writing
+	if err != nil {
+		l.drop()
+	}
+	return err
 }
 
 // write sends one message. When ctx ends in the middle of it the connection is of no use any more.

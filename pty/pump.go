@@ -80,8 +80,7 @@ func (s *Session) pump(ctx context.Context, l *link) {
 			l.hangUp()
 		}
 		lived := time.Since(l.born)
-		l.drop()
-		l.beating.Wait()
+		l.end()
 
 		s.mu.Lock()
 		s.link = nil
@@ -109,8 +108,7 @@ func (s *Session) pump(ctx context.Context, l *link) {
 			return
 		}
 		if !s.use(ctx, l) {
-			l.drop()
-			l.beating.Wait()
+			l.end()
 			return
 		}
 	}
@@ -263,8 +261,7 @@ func (s *Session) connect(ctx context.Context, o dialOptions) (*link, error) {
 	if err == nil {
 		return l, nil
 	}
-	l.drop()
-	l.beating.Wait()
+	l.end()
 	var bad *protocolError
 	var bye *websocket.CloseError
 	_ = errors.As(err, &bye)

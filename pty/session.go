@@ -36,8 +36,11 @@ type Session struct {
 	mu       sync.Mutex
 	changed  event // anything below
 	out      [2]buffer
-	received int64 // offset behind the last byte that has arrived
-	replay   int64 // where the last replay began, -1 for none
+	readers  [2]int              // that wait for output, and so have none in hand
+	sinks    [2]func([]byte) int // see Divert
+	crowded  int                 // writers that wait for room
+	received int64               // offset behind the last byte that has arrived
+	replay   int64               // where the last replay began, -1 for none
 	mode     string
 	in       input
 	link     *link         // the connection in use, nil while there is none
@@ -50,7 +53,12 @@ type Session struct {
 	err      error // why the session ended without an exit
 }
 
-var _ core.PTYSession = (*Session)(nil)
+var (
+	_ core.PTYSession = (*Session)(nil)
+	_ core.PTYPrompt  = (*Session)(nil)
+)
+
+const sendingBroke = "PTY connection lost while sending; what was being sent may not have arrived"
 
 var errLinkDown = errors.New("the connection was lost")
 
@@ -124,10 +132,32 @@ func (s *Session) take(ctx context.Context, op string, of ...core.Stream) (core.
 		case s.err != nil:
 			return 0, nil, s.ended(op)
 		}
-		if !s.await(ctx) {
+		for _, from := range of {
+			s.readers[from]++
+		}
+		came := s.await(ctx)
+		for _, from := range of {
+			s.readers[from]--
+		}
+		if !came {
 			return 0, nil, s.c.named(op, ctxError(ctx, op))
 		}
 	}
+}
+
+// Divert implements core.PTYPrompt.
+func (s *Session) Divert(of core.Stream, f func(p []byte) int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sinks[of] = f
+}
+
+// divert gives output to where it is wanted, and tells how much was taken. mu is held.
+func (s *Session) divert(of core.Stream, p []byte) int {
+	if s.sinks[of] == nil || s.readers[of] == 0 || !s.out[of].empty() || s.over() || s.detached {
+		return 0
+	}
+	return s.sinks[of](p)
 }
 
 // await waits for a change; false when ctx ended first. mu is held before and after.
@@ -251,7 +281,7 @@ func (s *Session) send(ctx context.Context, op string, kind int, p []byte) error
 			if uerr := s.usable(op); uerr != nil {
 				return uerr
 			}
-			return s.c.errorf(op, "PTY connection lost while sending; what was being sent may not have arrived: %w", err)
+			return s.c.errorf(op, "%s: %w", sendingBroke, err)
 		}
 	}
 }

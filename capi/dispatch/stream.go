@@ -86,6 +86,20 @@ func (r *outRing) Write(p []byte) error {
 	}
 }
 
+// tryWrite is Write without waiting; it tells how much was taken.
+func (r *outRing) tryWrite(p []byte) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.failed != nil || r.fault != nil {
+		return 0
+	}
+	n := r.data.put(p)
+	if n > 0 {
+		r.wake()
+	}
+	return n
+}
+
 // interrupt makes a read fail once, behind what has been written and before what will be.
 func (r *outRing) interrupt(err error) {
 	r.mu.Lock()
@@ -167,6 +181,8 @@ func (*outRing) closeWrite() Code         { return ErrInvalid }
 // whole arms one edge. The command's side reads and waits.
 type inRing struct {
 	edge func() // tells the host that a write is worth while, or in vain; called with mu held, must not wait
+	// direct, when set, takes what it can of what the host writes when nothing else is under way. It must not wait either.
+	direct func(p []byte) (int, error)
 
 	mu     sync.Mutex
 	some   *sync.Cond
@@ -282,6 +298,17 @@ func (r *inRing) write(p []byte) (int, Code) {
 	case r.closed || r.ended:
 		return 0, ErrClosed
 	}
+	taken := 0
+	if r.direct != nil && !r.taken && r.data.n == 0 {
+		var err error
+		if taken, err = r.direct(p); err != nil {
+			r.last = err
+			return 0, ErrFailed
+		}
+		if p = p[taken:]; len(p) == 0 {
+			return taken, OK
+		}
+	}
 	n := r.data.put(p)
 	if n < len(p) {
 		r.wanted = true
@@ -289,7 +316,7 @@ func (r *inRing) write(p []byte) (int, Code) {
 	if n > 0 {
 		r.some.Signal()
 	}
-	return n, OK
+	return taken + n, OK
 }
 
 func (r *inRing) closeWrite() Code {

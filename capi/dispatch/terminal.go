@@ -77,6 +77,11 @@ func newTerminal(o *operation, sb *core.Sandbox, session core.PTYSession) (*term
 		t.end()
 		return nil, core.Errorf(core.KindInternal, "pty", "the session can't be handed over: too much is open")
 	}
+	if s, ok := core.PTYPromptOf(session); ok {
+		s.Divert(core.Stdout, t.out[0].tryWrite)
+		s.Divert(core.Stderr, t.out[1].tryWrite)
+		t.in.direct = func(p []byte) (int, error) { return t.typeNow(s, p) }
+	}
 	t.run(func() { t.show(session.Read, t.out[0]) })
 	t.run(func() { t.show(session.ReadStderr, t.out[1]) })
 	t.run(t.typeIn)
@@ -146,6 +151,17 @@ func (t *terminal) typeIn() {
 			t.in.drop(err)
 		}
 	}
+}
+
+// typeNow types from the host's thread what can be typed without waiting. Nothing that was written before is under way.
+func (t *terminal) typeNow(s core.PTYPrompt, p []byte) (int, error) {
+	t.mu.Lock()
+	still := t.detached || t.paused
+	t.mu.Unlock()
+	if still {
+		return 0, nil
+	}
+	return s.TryWrite(p)
 }
 
 // watch tells the host's writes when the session has ended.

@@ -152,7 +152,7 @@ func (p *Provider) locked(at endpoint, once string) func(*pty.Session, error) (c
 		if err != nil || once == "" {
 			return opened(s, err)
 		}
-		return &lockedSession{PTYSession: s, unlock: func() {
+		return &lockedSession{Session: s, unlock: func() {
 			remove := call{method: http.MethodDelete, url: at.url + "/directories?path=" + url.QueryEscape(once), header: at.header, timeout: removeTimeout}
 			p.background(func(ctx context.Context) {
 				_, err := p.rest.do(ctx, remove, nil)
@@ -166,14 +166,14 @@ func (p *Provider) locked(at endpoint, once string) func(*pty.Session, error) (c
 
 // lockedSession is a session whose command runs once.
 type lockedSession struct {
-	core.PTYSession
+	*pty.Session
 	unlock func()
 	once   sync.Once
 }
 
 // Close implements core.PTYSession.
 func (s *lockedSession) Close(ctx context.Context) error {
-	err := s.PTYSession.Close(ctx)
+	err := s.Session.Close(ctx)
 	if err == nil {
 		s.once.Do(s.unlock)
 	}
