@@ -11,9 +11,9 @@ import (
 
 var (
 	// named is how SPECIFICATION.md writes the name of a test.
-	named = regexp.MustCompile("`(Test[A-Z]\\w*|[a-z0-9]+(?:_[a-z0-9]+){2,})`")
-	// testNames are a Go test, a Python test, a case of a table.
-	testNames = regexp.MustCompile(`(?m)^func (Test\w+)\(|^(?:async )?def (test_\w+)\(|\bname: +"(\w+)"`)
+	named = regexp.MustCompile("`((?:Test|Fuzz)[A-Z]\\w*|[a-z0-9]+(?:_[a-z0-9]+){2,})`")
+	// testNames are a Go test or fuzz target, a Python test, a case of a table.
+	testNames = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(|^(?:async )?def (test_\w+)\(|\bname: +"(\w+)"`)
 )
 
 // A promise whose test was renamed or removed would go on looking held.
