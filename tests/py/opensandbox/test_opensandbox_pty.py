@@ -81,38 +81,80 @@ async def until(session: OpenSandboxPtySession, text: bytes) -> bytes:
     return seen
 
 
-def test_names_parameters_and_constants_are_the_agreed_ones() -> None:
-    def names(function: Callable[..., Any]) -> list[tuple[str, Any]]:
-        return [(p.name, p.default) for p in inspect.signature(function).parameters.values() if p.name != "self"]
+REQUIRED = inspect.Parameter.empty
+ADDRESS = ["client", "base_url", "headers"]
 
-    none = inspect.Parameter.empty
-    address = [("client", none), ("base_url", none), ("headers", none)]
-    assert names(open_pty_session) == [*address, ("spec", none), ("request_timeout_s", none)]
-    assert names(attach_pty_session) == [
-        *address,
-        ("session_id", none),
-        ("takeover", True),
-        ("since", None),
-        ("request_timeout_s", none),
-    ]
-    assert names(OpenSandboxPtySession.__init__) == [
-        ("client", none),
-        ("ws", none),
-        ("session_id", none),
-        ("session_url", none),
-        ("headers", none),
-        ("request_timeout_s", none),
-        ("owned", True),
-    ]
-    assert names(OpenSandboxPtySession.run_detached) == [("command", none), ("poll_interval_s", 15.0)]
-    for reader in ("read", "read_stderr", "wait_exit"):
-        assert names(getattr(OpenSandboxPtySession, reader)) == [("timeout_s", None)]
-    assert (module.CHAN_STDIN, module.CHAN_STDOUT, module.CHAN_STDERR, module.CHAN_REPLAY) == (0, 1, 2, 3)
-    assert module.REPLAY_HEADER_BYTES == 9
-    assert (module.WS_CLOSE_POLICY_VIOLATION, module.WS_CLOSE_TAKEN_OVER) == (1008, 4001)
-    assert frozenset({"SIGINT", "SIGTERM", "SIGKILL", "SIGQUIT", "SIGHUP"}) == module.SUPPORTED_SIGNALS
+# name: parameters in order; a bare name is required, a pair has a default
+FUNCTIONS: dict[str, list[Any]] = {
+    "_connect_ws": [*ADDRESS, "session_id", "query", "request_timeout_s"],
+    "_effective_command": ["spec"],
+    "_start_session": ["client", "ws", "base_url", "session_id", "headers", "request_timeout_s", ("owned", True)],
+    "attach_pty_session": [*ADDRESS, "session_id", ("takeover", True), ("since", None), "request_timeout_s"],
+    "open_pty_session": [*ADDRESS, "spec", "request_timeout_s"],
+}
+METHODS: dict[str, list[Any]] = {
+    "__init__": ["client", "ws", "session_id", "session_url", "headers", "request_timeout_s", ("owned", True)],
+    "__aenter__": [],
+    "__aexit__": ["exc_type", "exc_val", "exc_tb"],
+    "__aiter__": [],
+    "_close_error": [],
+    "_pump": [],
+    "_pump_socket": [],
+    "_read_stream": ["queue", "timeout_s"],
+    "_reattach_socket": [],
+    "_send": ["frame"],
+    "_wait_connected": ["timeout_s"],
+    "close": [],
+    "detach": [],
+    "read": [("timeout_s", None)],
+    "read_stderr": [("timeout_s", None)],
+    "reattach": [],
+    "resize": ["rows", "cols"],
+    "run_detached": ["command", ("poll_interval_s", 15.0)],
+    "send_signal": ["signal"],
+    "wait_exit": [("timeout_s", None)],
+    "write": ["data"],
+}
+CONSTANTS: dict[str, Any] = {
+    "CHAN_STDIN": 0,
+    "CHAN_STDOUT": 1,
+    "CHAN_STDERR": 2,
+    "CHAN_REPLAY": 3,
+    "REPLAY_HEADER_BYTES": 9,
+    "SUPPORTED_SIGNALS": frozenset({"SIGINT", "SIGTERM", "SIGKILL", "SIGQUIT", "SIGHUP"}),
+    "WS_CLOSE_POLICY_VIOLATION": 1008,
+    "WS_CLOSE_TAKEN_OVER": 4001,
+    "_DEFAULT_SHELL_SNIPPET": 'exec "$(command -v bash || echo sh)"',
+    "_PTY_RETRY_DELAYS": (0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
+}
+NOT_COROUTINES = {"__init__", "__aiter__", "_close_error", "_effective_command"}
+
+
+@pytest.mark.parametrize(("name", "expected"), [*FUNCTIONS.items(), *METHODS.items()])
+def test_names_and_parameters_are_the_agreed_ones(name: str, expected: list[Any]) -> None:
+    function = getattr(module if name in FUNCTIONS else OpenSandboxPtySession, name)
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.name != "self"]
+    assert [p.name if p.default is REQUIRED else (p.name, p.default) for p in parameters] == expected
+    # Each can be given by position, but for what follows parameters with a default and has none.
+    after_default = False
+    for parameter in parameters:
+        wanted = parameter.KEYWORD_ONLY if after_default and parameter.default is REQUIRED else None
+        assert parameter.kind is (wanted or parameter.POSITIONAL_OR_KEYWORD), parameter
+        after_default = after_default or parameter.default is not REQUIRED
+    assert inspect.iscoroutinefunction(function) is (name not in NOT_COROUTINES)
+
+
+@pytest.mark.parametrize(("name", "expected"), CONSTANTS.items())
+def test_constants_are_the_agreed_ones(name: str, expected: Any) -> None:
+    assert getattr(module, name) == expected
+
+
+def test_the_module_names_its_log_and_loads_no_client() -> None:
     assert module.LOGGER.name == module.__name__
+    assert OpenSandboxPtySession.__module__ == module.__name__
     assert "aiohttp" not in sys.modules
+    for name in ("closed", "mode", "replay_offset", "session_id"):
+        assert isinstance(getattr(OpenSandboxPtySession, name), property)
 
 
 def test_variables_and_users_are_written_into_the_command() -> None:
@@ -262,7 +304,7 @@ def test_an_abandoned_opening_closes_the_client_too(run: Any) -> None:
     run(body)
 
 
-def test_only_sockets_of_the_module_make_a_session(run: Any) -> None:
+def test_only_sockets_make_a_session(run: Any) -> None:
     async def body(daemon: Daemon) -> None:
         not_one: Any = object()
         with pytest.raises(TypeError, match="open_pty_session"):
@@ -279,6 +321,43 @@ def test_sessions_of_the_provider_are_of_the_class(server: OpenSandboxConnection
         assert isinstance(session, OpenSandboxPtySession)
         assert await everything(session) == b"x\n"
         await session.close()
+        await provider.close(handle)
+        await provider.aclose()
+
+    asyncio.run(asyncio.wait_for(body(), 60))
+
+
+def test_a_takeover_detaches_what_the_same_provider_holds(server: OpenSandboxConnectionConfig) -> None:
+    async def body() -> None:
+        provider = OpenSandboxProvider(connection=server)
+        handle = await provider.create(SandboxSpec(image="i"))
+        reader = SandboxPtySpec(command="stty -echo; echo begun; while read x; do echo got-$x; done")
+        first = await provider.create_pty(handle, reader)
+        await until(first, b"begun")
+        with pytest.raises(SandboxPtyError, match="already has an attached client"):
+            await provider.attach_pty(handle, first.session_id, takeover=False)
+        waiting = asyncio.ensure_future(first.read())
+        await asyncio.sleep(0)
+        second = await provider.attach_pty(handle, first.session_id)
+        for attempt in (waiting, first.read(), first.write(b"x")):
+            with pytest.raises(SandboxPtyError, match="detached"):
+                await attempt
+        assert not first.closed
+        await second.write(b"one\n")
+        await until(second, b"got-one")
+        # It comes back where it was, from whatever is attached then.
+        await first.reattach()
+        assert b"begun" not in await until(first, b"got-one")
+        with pytest.raises(SandboxPtyError, match="taken over"):
+            await second.wait_exit(timeout_s=20)
+        third = await provider.attach_pty(handle, first.session_id, since=0)
+        with pytest.raises(SandboxPtyError, match="detached"):
+            await first.read()
+        await until(third, b"got-one")
+        for session in (third, second, first):
+            await session.close()
+        with pytest.raises(SandboxPtyError, match="not found"):
+            await provider.attach_pty(handle, first.session_id)
         await provider.close(handle)
         await provider.aclose()
 

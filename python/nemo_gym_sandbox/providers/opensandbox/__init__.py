@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from weakref import WeakKeyDictionary
 
 from nemo_gym_sandbox._core import pty as native_pty
 from nemo_gym_sandbox._core.capabilities import (
@@ -19,7 +21,7 @@ from nemo_gym_sandbox._core.capabilities import (
 )
 from nemo_gym_sandbox.attribution import log_attribution_once, resolve_attribution, resolve_run_id
 from nemo_gym_sandbox.providers import _options as check
-from nemo_gym_sandbox.providers.base import SandboxCreateError, SandboxCreateVerificationError
+from nemo_gym_sandbox.providers.base import SandboxCreateError, SandboxCreateVerificationError, SandboxPtyError
 from nemo_gym_sandbox.providers.opensandbox._config import (
     OpenSandboxAttributionConfig,
     OpenSandboxConnectionConfig,
@@ -152,6 +154,7 @@ class OpenSandboxProvider(
         self._networking = check.block(OpenSandboxNetworkingConfig, networking, "networking")
         operate = check.block(OpenSandboxOperationsConfig, operations, "operations")
         self._background_exec = operate.background_exec
+        self._sessions: WeakKeyDictionary[OpenSandboxPtySession, str] = WeakKeyDictionary()
         super().__init__(
             {
                 "connection": check.plain(connect),
@@ -185,7 +188,9 @@ class OpenSandboxProvider(
 
     async def create_pty(self, handle: SandboxHandle, spec: SandboxPtySpec) -> OpenSandboxPtySession:
         """Open a session inside the sandbox. Raises ValueError for a user given by number."""
-        return await native_pty.create(self._raw(handle), spec, of_sandbox(owned=True))
+        session = await native_pty.create(self._raw(handle), spec, of_sandbox(owned=True))
+        self._sessions[session] = handle.sandbox_id
+        return session
 
     async def attach_pty(
         self, handle: SandboxHandle, session_id: str, *, takeover: bool = True, since: int | None = None
@@ -194,9 +199,18 @@ class OpenSandboxProvider(
 
         ``takeover`` evicts the holder; without it a held session refuses with SandboxPtyError. A session that has ended
         is refused too: the daemon would run its command again. ``since`` is the byte offset from which retained output
-        is read first; 0, and ``None``, is all of it.
+        is read first; 0, and ``None``, is all of it. With ``takeover`` an attachment of this provider is detached first, so
+        that its user can reattach it.
         """
-        return await native_pty.attach(self._raw(handle), session_id, takeover, since, of_sandbox(owned=False))
+        raw = self._raw(handle)
+        # The library does so too. An object of this side is asked first, so that it knows what it is.
+        for mine, of in [*self._sessions.items()] if takeover else ():
+            if of == handle.sandbox_id and mine.session_id == session_id and not mine.closed:
+                with contextlib.suppress(SandboxPtyError):  # it has just ended
+                    await mine.detach()
+        session = await native_pty.attach(raw, session_id, takeover, since, of_sandbox(owned=False))
+        self._sessions[session] = handle.sandbox_id
+        return session
 
     def shared_volume_metadata(self) -> dict[str, str]:
         """The metadata that a sandbox with shared storage needs. NotImplementedError when none is configured."""
