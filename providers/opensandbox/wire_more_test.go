@@ -41,6 +41,27 @@ func replayedElsewhere(t *testing.T, ledger *wireLedger) {
 	}
 }
 
+// What was recorded of the daemon is replayed against the project's own too: there it has its own files.
+func TestDaemonsSideOfTheRecordingsIsComplete(t *testing.T) {
+	ledger := readWire(t)
+	for _, file := range []string{"execd", "pty"} {
+		p, err := os.ReadFile("../../agent/internal/execd/testdata/" + file + ".jsonl")
+		require.NoError(t, err)
+		there := map[string]bool{}
+		for line := range strings.Lines(string(p)) {
+			var one wireLine
+			require.NoError(t, json.Unmarshal([]byte(line), &one))
+			one.File = file
+			there[one.key()] = true
+		}
+		for _, one := range ledger.lines[file] {
+			if one.Kind != "case" && one.Kind != "note" {
+				assert.True(t, there[one.key()], "%s is missing there", one.key())
+			}
+		}
+	}
+}
+
 // A daemon that does not listen yet is waited for: what the server says of it meanwhile was recorded, and that it takes a moment only.
 func replayReadiness(t *testing.T, ledger *wireLedger) {
 	var refusal string
