@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/nemo-gym/nemo_gym_sandbox/core"
@@ -163,7 +164,7 @@ func (i *instance) awaitExit(ctx context.Context, name string, timeout time.Dura
 
 // sandboxGone404 tells a sandbox that is gone from a command that the daemon does not know.
 func sandboxGone404(err error) bool {
-	return codeOf(err) != "" && sandboxGone(err) && codeOf(err) != codePTYNotFound
+	return strings.HasSuffix(codeOf(err), "SANDBOX_NOT_FOUND") // a daemon's codes name no sandbox
 }
 
 func (i *instance) commandStatus(ctx context.Context, name string) (st commandStatus, err error) {

@@ -63,6 +63,14 @@ func TestOpenSandboxProxyAnswersWhileTheSandboxComesUp(t *testing.T) {
 	_, err = s.OpenPTY(ctx, core.PTYSpec{})
 	assert.ErrorContains(t, err, "HTTP 401")
 	assert.Len(t, server.Requests(http.MethodPost, "/pty"), before+1)
+
+	other := startStandin(t)
+	s = osbBox(t, other, nil, core.Spec{})
+	other.Fail(standin.Fault{Method: http.MethodGet, Path: "/pty/", Status: http.StatusUnauthorized, Times: 9})
+	_, err = s.OpenPTY(ctx, core.PTYSpec{})
+	assert.ErrorContains(t, err, "HTTP 401")
+	assert.Len(t, other.Requests(http.MethodGet, "/pty/"), 1)
+	assert.Len(t, other.Requests(http.MethodDelete, "/pty/"), 1, "the session that could not be attached to is not left")
 }
 
 // A gateway may want the credentials at the upgrade too, and send whoever has none to a login.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -152,3 +155,25 @@ def test_runtime_requirements() -> None:
         provider.validate_runtime_requirements(["NET_ADMIN"], None)
     with pytest.raises(ValueError, match="positive number of bytes"):
         provider.validate_runtime_requirements([], 0)
+
+
+def test_the_arguments_of_a_program_are_its_own(server: OpenSandboxConnectionConfig) -> None:
+    """Nothing that makes a request reads the command line of the process, or a configuration that it does not name."""
+    program = """
+import asyncio, sys
+from nemo_gym_sandbox.providers.base import SandboxSpec
+from nemo_gym_sandbox.providers.opensandbox import OpenSandboxProvider
+
+async def main():
+    provider = OpenSandboxProvider(connection={"domain": sys.argv[1], "api_key": sys.argv[2], "use_server_proxy": True})
+    handle = await provider.create(SandboxSpec(image="i"))
+    print((await provider.exec(handle, "echo ran")).stdout)
+    await provider.close(handle)
+    await provider.aclose()
+
+asyncio.run(main())
+"""
+    given = [str(server.domain), str(server.api_key), "positional", "key=value", "--help", "+config.x=1"]
+    argv = [sys.executable, "-c", program, *given]
+    ran = subprocess.run(argv, env=dict(os.environ), capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stdout.strip(), ran.stderr) == (0, "ran", "")
