@@ -112,16 +112,16 @@ func (l *link) tell(offset int64) {
 	l.acks <- offset
 }
 
-// control writes a control message unless another message is under way. It has
-// no deadline: one that timed out would take the connection with it, and with that input
-// that the server has not read because the process does not.
+// control writes a control message behind the message that is under way: a server that gets no answer to a ping, as somebody
+// was just typing, would end the connection. It has no deadline: one that timed out would take the connection with it, and with
+// that input that the server has not read because the process does not.
 func (l *link) control(kind int, data string) {
 	select {
 	case l.writing <- struct{}{}:
 		// The pump sees what this fails with.
 		_ = l.conn.WriteControl(kind, []byte(data), time.Time{})
 		<-l.writing
-	default:
+	case <-l.done:
 	}
 }
 
