@@ -13,6 +13,7 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"github.com/nemo-gym/nemo_gym_sandbox/pty/internal/prompt"
 	"github.com/nemo-gym/nemo_gym_sandbox/pty/internal/proto"
 )
 
@@ -20,6 +21,7 @@ import (
 type holder struct {
 	s        *session
 	conn     *websocket.Conn
+	quick    *prompt.Conn // sends what is short without waiting; nil where that can't be done
 	times    times
 	replay   []byte // begins with a replay's header
 	replayAt int64
@@ -35,9 +37,14 @@ type holder struct {
 	flood     bool  // the last piece of output was a large one
 	sentAt    time.Time
 	alarm     *time.Timer // wakes the sender when no more has come within the pause
+	resting   bool        // the sender waits for something to send
+	telling   bool        // the teller runs
+	due       bool        // the client is to hear of the input taken
+	teller    *time.Timer
 
+	piece     [4 << 10]byte // of input; the receiver's
 	stalled   atomic.Bool
-	writing   sync.Mutex // held while a message is written
+	writing   chan struct{} // holds one entry while a message is written
 	pongs     chan string
 	takenOver sync.Once
 	over      chan struct{} // closed when the connection is of no use any more
@@ -46,10 +53,12 @@ type holder struct {
 }
 
 func newHolder(s *session, conn *websocket.Conn, flow bool) *holder {
-	h := &holder{s: s, flow: flow, conn: conn, times: s.srv.times, over: make(chan struct{}), done: make(chan struct{}), pongs: make(chan string, 1)}
+	h := &holder{s: s, flow: flow, conn: conn, times: s.srv.times, over: make(chan struct{}), done: make(chan struct{}), writing: make(chan struct{}, 1), pongs: make(chan string, 1)}
 	h.replay = proto.AppendReplayHeader(nil, 0)
 	h.alarm = time.AfterFunc(time.Hour, s.wake)
 	h.alarm.Stop()
+	h.teller = time.AfterFunc(time.Hour, func() { s.tell(h) })
+	h.teller.Stop()
 	h.drop = sync.OnceFunc(func() {
 		close(h.over)
 		_ = conn.NetConn().Close()
@@ -60,22 +69,62 @@ func newHolder(s *session, conn *websocket.Conn, flow bool) *holder {
 // hold serves the client until it leaves, is evicted or is found dead.
 func (h *holder) hold() {
 	defer close(h.done)
+	h.quick = prompt.New(h.conn.NetConn(), false)
 	var wg sync.WaitGroup
 	wg.Go(h.beat)
 	wg.Go(func() {
-		if err := h.send(); err != nil {
-			if errors.Is(err, os.ErrDeadlineExceeded) {
-				h.stalled.Store(true)
-			}
-			h.drop()
-		}
+		h.broke(h.send())
 	})
 	left := h.receive()
 	h.drop()
 	defer h.alarm.Stop()
+	defer h.teller.Stop()
 	// Also ends the sender, which waits for output for as long as it holds the session.
 	h.s.release(h, !left && !h.stalled.Load())
 	wg.Wait()
+	h.writing <- struct{}{} // when what was left to somebody has ended too
+}
+
+// claim is for whoever wants to write and does not wait; with true it has to be given back.
+func (h *holder) claim() bool {
+	if h.quick == nil {
+		return false
+	}
+	select {
+	case h.writing <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+// sendClaimed sends output without waiting, and ends the claim.
+func (h *holder) sendClaimed(channel byte, p []byte) {
+	left, err := h.quick.Send(channel, p)
+	if err == nil && len(left) > 0 {
+		go func() {
+			defer func() { <-h.writing }()
+			err := h.conn.NetConn().SetWriteDeadline(time.Now().Add(h.times.stall))
+			if err == nil {
+				err = h.quick.Finish(left)
+			}
+			h.broke(err)
+		}()
+		return
+	}
+	<-h.writing
+	h.broke(err)
+}
+
+// broke drops a connection on which could not be written.
+func (h *holder) broke(err error) {
+	if err == nil {
+		return
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		h.stalled.Store(true)
+	}
+	h.drop()
 }
 
 // send writes the replay, then output as it comes, then the exit code. An error is that of the connection.
@@ -132,8 +181,8 @@ func (h *holder) send() error {
 
 // message writes one message. A client that takes nothing for so long is dead.
 func (h *holder) message(kind int, p []byte) error {
-	h.writing.Lock()
-	defer h.writing.Unlock()
+	h.writing <- struct{}{}
+	defer func() { <-h.writing }()
 	if err := h.conn.SetWriteDeadline(time.Now().Add(h.times.stall)); err != nil {
 		return err
 	}
@@ -143,8 +192,8 @@ func (h *holder) message(kind int, p []byte) error {
 // control writes a control message, other than the last. It must have as long as
 // any: one that times out takes the connection with it.
 func (h *holder) control(kind int, data []byte) {
-	h.writing.Lock()
-	defer h.writing.Unlock()
+	h.writing <- struct{}{}
+	defer func() { <-h.writing }()
 	// The sender or the receiver sees what this fails with.
 	_ = h.conn.WriteControl(kind, data, time.Now().Add(h.times.stall))
 }
@@ -152,10 +201,24 @@ func (h *holder) control(kind int, data []byte) {
 // bye says why the connection ends and leaves it to the client to close it: what
 // was sent before may still be on the way. patience bounds that.
 func (h *holder) bye(code int, reason string, patience time.Duration) {
-	// A client that can't be told will see the connection end.
-	_ = h.conn.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(code, reason), time.Now().Add(min(patience, h.times.stall)))
+	h.closing(code, reason, min(patience, h.times.stall))
 	t := time.AfterFunc(patience, h.drop)
 	go func() { <-h.over; t.Stop() }()
+}
+
+// closing sends the last message, unless that would take too long: a client that can't be told will see the connection end.
+func (h *holder) closing(code int, reason string, patience time.Duration) {
+	late := time.NewTimer(patience)
+	defer late.Stop()
+	select {
+	case h.writing <- struct{}{}:
+		defer func() { <-h.writing }()
+	case <-h.over:
+		return
+	case <-late.C:
+		return
+	}
+	_ = h.conn.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(code, reason), time.Now().Add(patience))
 }
 
 // evict makes room for another client. It does not wait.
@@ -201,7 +264,19 @@ func (h *holder) beat() {
 
 // receive takes the client's messages. left: it has said good-bye.
 func (h *holder) receive() (left bool) {
-	alive := func(string) error { return h.conn.SetReadDeadline(time.Now().Add(h.times.silence)) }
+	var extended time.Time
+	alive := func(string) error {
+		now := time.Now()
+		if now.Sub(extended) < h.times.silence/64 {
+			return nil // moving a timer is not worth it for every key
+		}
+		extended = now
+		return h.conn.SetReadDeadline(now.Add(h.times.silence))
+	}
+	h.conn.SetCloseHandler(func(code int, _ string) error {
+		h.closing(code, "", h.times.farewell)
+		return nil
+	})
 	h.conn.SetPongHandler(alive)
 	h.conn.SetPingHandler(func(data string) error {
 		select {
@@ -242,10 +317,9 @@ func (h *holder) binary(r io.Reader) error {
 		_, err := io.Copy(io.Discard, r)
 		return err
 	}
-	p := make([]byte, 4<<10)
 	for {
-		n, err := r.Read(p)
-		if n > 0 && !h.s.write(h, p[:n]) {
+		n, err := r.Read(h.piece[:])
+		if n > 0 && !h.s.write(h, h.piece[:n]) {
 			return errEvicted
 		}
 		if err != nil {
@@ -293,6 +367,9 @@ func (h *holder) text(r io.Reader) error {
 	}
 	return nil
 }
+
+// Plain implements prompt.Wrapper: the bytes stay as they are.
+func (c steady) Plain() net.Conn { return c.Conn }
 
 // steady is a connection whose write deadline is one for progress: it begins
 // again with every piece that has been taken. Progress that had to be waited for

@@ -3,6 +3,7 @@ package ptyserver
 import (
 	"os"
 
+	"github.com/nemo-gym/nemo_gym_sandbox/pty/internal/prompt"
 	"github.com/nemo-gym/nemo_gym_sandbox/pty/internal/proto"
 )
 
@@ -17,13 +18,31 @@ func (s *session) write(h *holder, p []byte) bool {
 	if s.holder != h || h.flow && s.inputSize+len(p) > 2*proto.MaxInput {
 		return false
 	}
-	if s.state != ended {
+	if s.state == ended {
+		return true
+	}
+	s.accepted += int64(len(p))
+	if p = p[s.writeNow(p):]; len(p) > 0 {
 		s.input = append(s.input, p...)
 		s.inputSize += len(p)
-		s.accepted += int64(len(p))
-		s.changed.Broadcast()
+		s.typed.Signal()
 	}
 	return true
+}
+
+// writeNow gives the process what it takes of p without waiting, when nothing is to come before. mu is held.
+func (s *session) writeNow(p []byte) int {
+	if s.state != running || s.inputSize > 0 || s.typing == nil {
+		return 0
+	}
+	n, err := prompt.TryWrite(s.typing, p)
+	if err != nil {
+		return 0 // feed meets it too
+	}
+	if n > 0 {
+		s.hasTaken(n)
+	}
+	return n
 }
 
 // feed gives the queued input to the process.
@@ -31,7 +50,7 @@ func (s *session) feed(in *os.File) {
 	for {
 		s.mu.Lock()
 		for s.state != ended && len(s.input) == 0 {
-			s.changed.Wait()
+			s.typed.Wait()
 		}
 		if s.state == ended {
 			s.input, s.inputSize = nil, 0
@@ -48,8 +67,7 @@ func (s *session) feed(in *os.File) {
 			p = p[n:]
 			s.mu.Lock()
 			s.inputSize -= n
-			s.taken += int64(n)
-			s.changed.Broadcast()
+			s.hasTaken(n)
 			s.mu.Unlock()
 		}
 	}

@@ -22,6 +22,9 @@ const (
 	pause = time.Millisecond
 	// flooding is a piece that only a program makes that prints on and on.
 	flooding = 2 << 10
+	// telling is how long a holder waits to hear that its input was taken, unless that is much: hearing it of every key
+	// would cost as much as its echo.
+	telling = 50 * time.Millisecond
 )
 
 // span tells where in the output one stream's turn ends. Only what the holder
@@ -45,6 +48,9 @@ func (s *session) produce(channel byte, p []byte) {
 		s.waiting--
 	}
 	s.ring.write(p)
+	if s.sendNow(channel, p) {
+		return
+	}
 	if s.holder != nil && !s.spec.Terminal {
 		if n := len(s.spans); n > 0 && s.spans[n-1].channel == channel {
 			s.spans[n-1].end = s.ring.total
@@ -52,7 +58,23 @@ func (s *session) produce(channel byte, p []byte) {
 			s.spans = append(s.spans, span{channel, s.ring.total})
 		}
 	}
-	s.changed.Broadcast()
+	s.news.Broadcast()
+}
+
+// sendNow sends the holder what has just been produced, without waiting and without waking its sender, when that has
+// nothing to do and this is no flood. mu is held.
+func (s *session) sendNow(channel byte, p []byte) bool {
+	h := s.holder
+	if h == nil || !h.resting || h.flood || len(p) >= flooding || s.sent+int64(len(p)) != s.ring.total || !h.claim() {
+		return false
+	}
+	h.sendClaimed(channel, p)
+	s.sent = s.ring.total
+	h.sentAt = time.Now()
+	if s.waiting > 0 {
+		s.changed.Broadcast()
+	}
+	return true
 }
 
 // fits tells whether n bytes can be added and the ring still keeps everything
@@ -80,13 +102,15 @@ func (s *session) next(h *holder, buf []byte) (kind int, p []byte, done bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for s.holder == h && !s.worthSending(h) && s.state != ended && !s.owesTaken(h) {
-		s.changed.Wait()
+		h.resting = true
+		s.news.Wait()
+		h.resting = false
 	}
 	switch {
 	case s.holder != h:
 		return 0, nil, true
 	case s.owesTaken(h):
-		h.toldTaken = s.taken
+		h.toldTaken, h.due = s.taken, false
 		return websocket.TextMessage, proto.Control{Type: proto.TypeTaken, Offset: s.taken}.Line(), false
 	case s.sent == s.ring.total:
 		return 0, nil, true
@@ -116,7 +140,33 @@ func (s *session) worthSending(h *holder) bool {
 // owesTaken tells whether h has to hear that the process was given input. mu is held.
 func (s *session) owesTaken(h *holder) bool {
 	news := s.taken - h.toldTaken
-	return h.flow && news > 0 && s.state != ended && (s.inputSize == 0 || news >= proto.MaxInput/4)
+	return h.flow && news > 0 && s.state != ended && (s.inputSize == 0 && h.due || news >= proto.MaxInput/4)
+}
+
+// hasTaken notes that the process was given n bytes of input. mu is held.
+func (s *session) hasTaken(n int) {
+	s.taken += int64(n)
+	s.changed.Broadcast()
+	h := s.holder
+	if h == nil || !h.flow {
+		return
+	}
+	if s.owesTaken(h) {
+		s.news.Broadcast()
+		return
+	}
+	if s.inputSize == 0 && !h.telling {
+		h.telling = true
+		h.teller.Reset(telling)
+	}
+}
+
+// tell has h told of the input that was taken by now.
+func (s *session) tell(h *holder) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h.telling, h.due = false, true
+	s.news.Broadcast()
 }
 
 // hasSent notes that h has been sent n bytes of output.

@@ -169,6 +169,9 @@ type served struct {
 	closing func()
 }
 
+// Plain implements prompt.Wrapper.
+func (c *served) Plain() net.Conn { return c.Conn }
+
 func (c *served) Close() error {
 	defer c.closing()
 	return c.Conn.Close()

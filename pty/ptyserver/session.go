@@ -27,11 +27,14 @@ type session struct {
 	spec Spec
 
 	mu      sync.Mutex
-	changed *sync.Cond // of anything below
+	changed *sync.Cond // of anything below, except for what the next two wait for
+	news    *sync.Cond // something for the holder's sender
+	typed   *sync.Cond // input, or the end, for whoever feeds the process
 	state   state
 	failure error // why the process could not be started
 	proc    Process
 	streams *streams
+	typing  syscall.RawConn // of the process's input
 	code    int
 	rows    int
 	cols    int
@@ -68,8 +71,15 @@ var (
 
 func newSession(srv *Server, id string, spec Spec, rows, cols int) *session {
 	s := &session{id: id, srv: srv, spec: spec, rows: rows, cols: cols, ring: ring{budget: srv.budget}, over: make(chan struct{})}
-	s.changed = sync.NewCond(&s.mu)
+	s.changed, s.news, s.typed = sync.NewCond(&s.mu), sync.NewCond(&s.mu), sync.NewCond(&s.mu)
 	return s
+}
+
+// stir has everybody look again. mu is held.
+func (s *session) stir() {
+	s.changed.Broadcast()
+	s.news.Broadcast()
+	s.typed.Broadcast()
 }
 
 // attach makes h the holder. In the same moment it is decided what is replayed
@@ -98,7 +108,7 @@ func (s *session) attach(h *holder, takeover bool, since int64, terminal bool) e
 		s.state = starting
 		s.spec.Terminal = terminal
 	}
-	s.changed.Broadcast()
+	s.stir()
 	s.mu.Unlock()
 	if first {
 		s.start()
@@ -106,11 +116,11 @@ func (s *session) attach(h *holder, takeover bool, since int64, terminal bool) e
 	return nil
 }
 
-// wake has everybody look again.
+// wake has the holder's sender look again.
 func (s *session) wake() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.changed.Broadcast()
+	s.news.Broadcast()
 }
 
 // held tells whether there is a holder.
@@ -133,7 +143,7 @@ func (s *session) release(h *holder, broken bool) {
 		s.claim = &claim{ticks: claimTicks}
 		go s.expire(s.claim)
 	}
-	s.changed.Broadcast()
+	s.stir()
 }
 
 // expire ends a claim in time. It counts ticks rather than looking at the clock,
@@ -167,7 +177,7 @@ func (s *session) ticked(c *claim) bool {
 		return false
 	}
 	s.claim = nil
-	s.changed.Broadcast()
+	s.stir()
 	return true
 }
 
@@ -188,13 +198,14 @@ func (s *session) start() {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	defer s.changed.Broadcast()
+	defer s.stir()
 	if err != nil {
 		s.state, s.failure, s.code = ended, err, -1
 		close(s.over)
 		return
 	}
 	s.state, s.proc, s.streams = running, proc, st
+	s.typing, _ = st.in.SyscallConn() // fails for a file that is closed
 	go s.run(proc, st)
 	go s.feed(st.in)
 }
@@ -211,7 +222,7 @@ func (s *session) run(proc Process, st *streams) {
 	s.mu.Lock()
 	s.state, s.code = ended, proc.Code()
 	close(s.over)
-	s.changed.Broadcast()
+	s.stir()
 	s.mu.Unlock()
 	st.close()
 }
@@ -276,7 +287,7 @@ func (s *session) delete() {
 		s.state, s.failure, s.code = ended, errDeleted, -1
 		close(s.over)
 	}
-	s.changed.Broadcast()
+	s.stir()
 	s.mu.Unlock()
 	if alive {
 		proc.End()

@@ -108,13 +108,14 @@ func (c *Conn) frame(channel byte, p []byte) []byte {
 	return b
 }
 
-// TryWrite writes what a descriptor takes at once; 0 is no error.
+// TryWrite writes what a descriptor takes at once; 0 is no error. Deadlines do not matter to it. Nobody else may be
+// writing.
 func TryWrite(raw syscall.RawConn, p []byte) (n int, err error) {
-	cerr := raw.Write(func(fd uintptr) bool {
+	cerr := raw.Control(func(fd uintptr) {
 		for {
 			n, err = syscall.Write(int(fd), p)
 			if !errors.Is(err, syscall.EINTR) {
-				return true // without waiting for room
+				return
 			}
 		}
 	})
