@@ -290,10 +290,12 @@ class NativePtySession:
             return await self._next(output)
 
     async def _next(self, output: _Output) -> bytes:
+        """Wait for the next chunk, when there was none just now."""
         # Nothing is awaited between the taking and the return, so that nothing is lost in between.
-        while (chunk := self._take(output)) is None:
+        while True:
             await output.more()
-        return chunk
+            if (chunk := self._take(output)) is not None:
+                return chunk
 
     def _take(self, output: _Output) -> bytes | None:
         self._check()
