@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -380,3 +381,16 @@ async def test_what_replaces_a_part_of_the_module_is_used(daemon: Daemon, monkey
     await session.close()
     assert await made.exists()
     assert made.client.closed == 1
+
+
+async def test_much_passes_in_both_directions(daemon: Daemon) -> None:
+    made = await daemon.make(
+        "stty raw -echo; echo begun; head -c 200000 | sha1sum; head -c 3000000 /dev/zero | tr '\\0' x; echo end"
+    )
+    data = bytes(range(256)) * 782
+    async with made.session(await made.dial()) as session:
+        await until(session, b"begun")
+        await session.write(data[:200000])
+        got = await until(session, b"end")
+        assert hashlib.sha1(data[:200000]).hexdigest().encode() in got
+        assert got.count(b"x") == 3_000_000

@@ -18,6 +18,8 @@ import secrets
 import urllib.parse
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
+from nemo_gym_sandbox.providers.opensandbox._frames import BINARY, CLOSE, TEXT, Frames
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
@@ -31,7 +33,6 @@ _GOODBYE_S: Final = 1.0
 _LONGEST_HEAD: Final = 64 << 10
 _ACCEPT: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _MESSAGE_TYPES: Final = (1, 2)  # text and bytes, as aiohttp numbers them
-_TEXT, _BINARY, _CLOSE, _PING, _PONG = 1, 2, 8, 9, 10  # opcodes of the websocket protocol
 
 # The library tries again after the second.
 _NOTHING: Final = 501
@@ -167,7 +168,7 @@ class SocketRelay:
         accept = base64.b64encode(hashlib.sha1(key, usedforsecurity=False).digest()).decode()
         upgrade = f"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: {accept}"
         writer.write(f"HTTP/1.1 101 Switching Protocols\r\n{upgrade}\r\n\r\n".encode())
-        await self._join(ws, first, _Frames(reader, writer))
+        await self._join(ws, first, Frames(reader, writer))
 
     async def _ask(self, method: str) -> tuple[int, bytes]:
         """The library asks for the session's state."""
@@ -196,10 +197,10 @@ class SocketRelay:
             self._open.add(ws)
         return ws
 
-    async def _join(self, ws: PtyWebSocket, first: bool, library: _Frames) -> None:
+    async def _join(self, ws: PtyWebSocket, first: bool, library: Frames) -> None:
         """Pass frames both ways until one side ends."""
         if first:
-            await library.send(_TEXT, b'{"type":"connected","mode":"pty"}')
+            await library.send(TEXT, b'{"type":"connected","mode":"pty"}')
         here = asyncio.create_task(self._to_library(ws, first, library))
         there = asyncio.create_task(self._to_caller(ws, library))
         try:
@@ -212,7 +213,7 @@ class SocketRelay:
             await asyncio.gather(here, there, return_exceptions=True)
             await self._close(ws)
 
-    async def _to_library(self, ws: PtyWebSocket, first: bool, library: _Frames) -> bool:
+    async def _to_library(self, ws: PtyWebSocket, first: bool, library: Frames) -> bool:
         """Pass what arrives. True when the library was told why it ends."""
         waiting = first  # for the greeting
         with contextlib.suppress(Exception):  # whatever a caller's websocket raises, it is lost
@@ -227,19 +228,19 @@ class SocketRelay:
                             continue
                     if waiting and about.get("type") in ("exit", "error"):
                         self._listener.refused(f"it sent {about['type']!r} first")
-                    await library.send(_TEXT, data.encode())
+                    await library.send(TEXT, data.encode())
                 elif data is not None:
-                    await library.send(_BINARY, self._placed(data))
+                    await library.send(BINARY, self._placed(data))
         code = ws.close_code
         if waiting:
             self._listener.refused(f"close code {code}")
             if code == _REFUSED:
                 refusal = {"type": "error", "code": "REFUSED", "error": _ATTACHED}
-                await library.send(_TEXT, json.dumps(refusal).encode())
+                await library.send(TEXT, json.dumps(refusal).encode())
                 return True
         if code is None or code in _GONE:
             return False
-        await library.send(_CLOSE, code.to_bytes(2, "big"))
+        await library.send(CLOSE, code.to_bytes(2, "big"))
         return True
 
     def _placed(self, data: bytes) -> bytes:
@@ -253,61 +254,12 @@ class SocketRelay:
         return data[:1] + max(0, offset - (self._base or 0)).to_bytes(8, "big") + data[9:]
 
     @staticmethod
-    async def _to_caller(ws: PtyWebSocket, library: _Frames) -> None:
+    async def _to_caller(ws: PtyWebSocket, library: Frames) -> None:
         async for opcode, data in library.messages():
-            if opcode == _TEXT:
+            if opcode == TEXT:
                 await ws.send_str(data.decode())
             else:
                 await ws.send_bytes(data)
-
-
-class _Frames:
-    """The library's websocket, from its server's side."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    async def send(self, opcode: int, data: bytes) -> None:
-        size = len(data)
-        if size < 126:
-            length = bytes([size])
-        elif size < 1 << 16:
-            length = b"\x7e" + size.to_bytes(2, "big")
-        else:
-            length = b"\x7f" + size.to_bytes(8, "big")
-        self._writer.write(bytes([0x80 | opcode]) + length + data)
-        await self._writer.drain()
-
-    async def messages(self) -> AsyncIterator[tuple[int, bytes]]:
-        """What the library sends, up to its good-bye, which is answered."""
-        read = self._reader.readexactly
-        whole, kind = b"", 0
-        with contextlib.suppress(EOFError):
-            while True:
-                head, size = await read(2)
-                size &= 0x7F
-                if size >= 126:
-                    size = int.from_bytes(await read(2 if size == 126 else 8), "big")
-                mask = await read(4)  # clients mask what they send
-                data = _unmasked(await read(size), mask)
-                opcode = head & 0x0F
-                if opcode == _CLOSE:
-                    await self.send(_CLOSE, data[:2])
-                    return
-                if opcode == _PING:
-                    await self.send(_PONG, data)
-                elif opcode < _CLOSE:
-                    whole, kind = whole + data, opcode or kind
-                    if head & 0x80:
-                        yield kind, whole
-                        whole = b""
-
-
-def _unmasked(data: bytes, mask: bytes) -> bytes:
-    size = len(data)
-    key = (mask * (size // 4 + 1))[:size]
-    return (int.from_bytes(data, "big") ^ int.from_bytes(key, "big")).to_bytes(size, "big")
 
 
 def _data(message: Any) -> str | bytes | None:
