@@ -82,19 +82,21 @@ func (s *Server) fork(p program, files ...*os.File) (*child, error) {
 	if s.closed {
 		return nil, errEnding
 	}
-	pid, status, err := s.reap.Start(path, argv, &attr)
-	if err != nil {
-		return nil, fmt.Errorf("fork/exec %s: %w", path, err)
-	}
-	c := &child{pid: pid, done: make(chan struct{})}
-	s.children[c] = struct{}{}
-	s.running.Go(func() {
-		c.status = <-status
-		s.mu.Lock()
+	c := &child{done: make(chan struct{})}
+	s.running.Add(1)
+	c.pid, err = s.reap.StartThen(path, argv, &attr, func(ws syscall.WaitStatus) {
+		defer s.running.Done()
+		c.status = ws
+		s.mu.Lock() // not before fork is through
 		delete(s.children, c)
 		s.mu.Unlock()
 		close(c.done)
 	})
+	if err != nil {
+		s.running.Done()
+		return nil, fmt.Errorf("fork/exec %s: %w", path, err)
+	}
+	s.children[c] = struct{}{}
 	return c, nil
 }
 

@@ -14,6 +14,10 @@ import (
 	"github.com/nemo-gym/nemo_gym_sandbox/agent/internal/pump"
 )
 
+// holdBack is how long the beginning of a command's stream waits for company: most commands end within it, and one
+// packet is all that their clients, and whoever forwards it, have to handle.
+const holdBack = 20 * time.Millisecond
+
 // cursorHeader tells up to where a log has been read.
 const cursorHeader = "EXECD-COMMANDS-TAIL-CURSOR"
 
@@ -72,6 +76,7 @@ func (s *Server) runCommand(w http.ResponseWriter, r *http.Request) {
 		s.foreground(r, out, c, p, timeout)
 	}
 	if s.cfg.Grace > 0 {
+		out.flush()
 		select {
 		case <-time.After(s.cfg.Grace):
 		case <-r.Context().Done():
@@ -89,25 +94,43 @@ func (s *Server) foreground(r *http.Request, out *stream, c *command, p program,
 		c.started(run.child, nil)
 	}
 	s.commands.add(c)
-	out.send(event{Type: "init", Text: c.id}, ping())
+	out.hold(event{Type: "init", Text: c.id}, ping())
 	if err != nil {
-		out.send(ended(err.Error(), err.Error()))
+		out.hold(ended(err.Error(), err.Error()))
 		return
 	}
 	run.tell(s, out, "stdout", "stderr")
-	over := make(chan struct{})
-	s.running.Go(func() {
-		defer close(over)
-		defer killAfter(run.child, timeout)()
-		<-run.child.done
+	stop := killAfter(run.child, timeout)
+	over := func() {
+		stop()
 		c.ran()
+		if !run.drained() {
+			out.flush() // it may take a moment until whoever still holds the output is left alone
+		}
 		run.finish()
-		out.send(finalEvent(run.child, c.began))
-	})
-	go out.beat(over)
-	select {
-	case <-over:
-	case <-r.Context().Done(): // the command goes on
+		out.hold(finalEvent(run.child, c.began))
+	}
+	beat := time.NewTimer(holdBack)
+	defer beat.Stop()
+	for first := true; ; first = false {
+		select {
+		case <-run.child.done:
+			over()
+			return
+		case <-beat.C:
+			if first {
+				out.flush()
+			} else {
+				out.send(ping())
+			}
+			beat.Reset(pingEvery)
+		case <-r.Context().Done(): // the command goes on
+			s.running.Go(func() {
+				<-run.child.done
+				over()
+			})
+			return
+		}
 	}
 }
 

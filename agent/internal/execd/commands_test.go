@@ -70,6 +70,41 @@ func TestAStreamEndsWithItsFinalEventUnlessAPauseIsAskedFor(t *testing.T) {
 	}
 }
 
+func TestASilentCommandIsToldWhileItRuns(t *testing.T) {
+	t.Parallel()
+	d := startDaemon(t, plainEnv(t))
+	gate := filepath.Join(t.TempDir(), "gate")
+	require.NoError(t, exec.Command("mkfifo", gate).Run())
+	// It ends when somebody has opened the other side, which happens here once its beginning has come.
+	res := d.do(http.MethodPost, "/command", fmt.Sprintf(`{"command":"read -r x <'%s'; exit $x"}`, gate))
+	defer res.Body.Close()
+	require.Equal(t, []string{"chunked"}, res.TransferEncoding)
+	var all []told
+	for e, err := range events(res.Body) {
+		require.NoError(t, err)
+		if all = append(all, e); len(all) == 1 {
+			require.Equal(t, "init", e.Type)
+			require.True(t, d.state(e.Text).Running)
+			require.NoError(t, os.WriteFile(gate, []byte("3\n"), 0))
+		}
+	}
+	require.Equal(t, "3", end(t, all))
+}
+
+func TestAShortCommandIsToldInTheFormOfALongOne(t *testing.T) {
+	t.Parallel()
+	d := startDaemon(t, plainEnv(t))
+	res := d.do(http.MethodPost, "/command", `{"command":"true"}`)
+	defer res.Body.Close()
+	require.Equal(t, []string{"chunked"}, res.TransferEncoding)
+	var kinds []string
+	for e, err := range events(res.Body) {
+		require.NoError(t, err)
+		kinds = append(kinds, e.Type)
+	}
+	require.Equal(t, []string{"init", "ping", "execution_complete"}, kinds)
+}
+
 func TestWhatOutlivesItsCommandCanGoOnWriting(t *testing.T) {
 	t.Parallel()
 	d := startDaemon(t, plainEnv(t))

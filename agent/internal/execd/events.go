@@ -37,6 +37,7 @@ func ended(value, reason string) event {
 type stream struct {
 	mu   sync.Mutex
 	w    http.ResponseWriter
+	held bool // something is written that has not been sent
 	over bool // the client has gone, or the handler that served it
 }
 
@@ -46,11 +47,17 @@ func newStream(w http.ResponseWriter) *stream {
 	h.Set("Cache-Control", "no-cache")
 	h.Set("Connection", "keep-alive")
 	h.Set("X-Accel-Buffering", "no")
+	h.Set("Transfer-Encoding", "chunked") // also where all of it is there before the first of it is sent
 	return &stream{w: w}
 }
 
 // send tells events, all of them at once.
-func (s *stream) send(all ...event) {
+func (s *stream) send(all ...event) { s.raw(encode(all)) }
+
+// hold tells events with what comes next: the next ones, flush, or the end of the request.
+func (s *stream) hold(all ...event) { s.write(encode(all), false) }
+
+func encode(all []event) []byte {
 	now := time.Now().UnixMilli()
 	var p []byte
 	for i := range all {
@@ -61,7 +68,7 @@ func (s *stream) send(all ...event) {
 		}
 		p = append(append(p, one...), '\n', '\n')
 	}
-	s.raw(p)
+	return p
 }
 
 // fail tells an error that came up after the stream had begun.
@@ -71,16 +78,28 @@ func (s *stream) fail(code, message string) {
 	}
 }
 
-func (s *stream) raw(p []byte) {
+func (s *stream) raw(p []byte) { s.write(p, true) }
+
+// flush sends what is held.
+func (s *stream) flush() { s.write(nil, true) }
+
+func (s *stream) write(p []byte, send bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.over || len(p) == 0 {
+	if s.over || len(p) == 0 && !s.held {
 		return
 	}
-	if _, err := s.w.Write(p); err != nil {
-		s.over = true
+	if len(p) > 0 {
+		if _, err := s.w.Write(p); err != nil {
+			s.over = true
+			return
+		}
+		s.held = true
+	}
+	if !send {
 		return
 	}
+	s.held = false
 	if http.NewResponseController(s.w).Flush() != nil {
 		s.over = true
 	}

@@ -61,6 +61,18 @@ func (p *piped) tell(s *Server, out *stream, kinds ...string) {
 	}
 }
 
+// drained tells whether all of the output has come to its end.
+func (p *piped) drained() bool {
+	for _, one := range p.pumps {
+		select {
+		case <-one.Done():
+		default:
+			return false
+		}
+	}
+	return true
+}
+
 // finish tells the rest of the output of a process that has ended.
 func (p *piped) finish() {
 	p.hurry()

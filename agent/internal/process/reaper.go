@@ -16,7 +16,7 @@ type Reaper struct {
 	// mu is held while a process is started, so that one that ends at once is
 	// known before its end is looked up.
 	mu      sync.Mutex
-	waiting map[int]chan syscall.WaitStatus
+	waiting map[int]func(syscall.WaitStatus)
 	oom     *OOMScore // nil when commands keep the agent's score
 	each    bool      // only what it started is waited for
 
@@ -25,26 +25,36 @@ type Reaper struct {
 
 // NewReaper collects every child of this process for as long as the process runs. oom may be nil.
 func NewReaper(oom *OOMScore) *Reaper {
-	r := &Reaper{waiting: map[int]chan syscall.WaitStatus{}, oom: oom, started: make(chan struct{}, 1)}
+	r := &Reaper{waiting: map[int]func(syscall.WaitStatus){}, oom: oom, started: make(chan struct{}, 1)}
 	go r.loop()
 	return r
 }
 
 // NewWaiter makes a reaper that collects what it started and nothing else: for
 // a process that has children of its own.
-func NewWaiter() *Reaper { return &Reaper{waiting: map[int]chan syscall.WaitStatus{}, each: true} }
+func NewWaiter() *Reaper { return &Reaper{waiting: map[int]func(syscall.WaitStatus){}, each: true} }
 
 // Start forks and executes a program. The channel gives its status once.
 func (r *Reaper) Start(path string, argv []string, attr *syscall.ProcAttr) (int, <-chan syscall.WaitStatus, error) {
+	ch := make(chan syscall.WaitStatus, 1)
+	pid, err := r.StartThen(path, argv, attr, func(ws syscall.WaitStatus) { ch <- ws })
+	if err != nil {
+		return 0, nil, err
+	}
+	return pid, ch, nil
+}
+
+// StartThen is Start for who needs no goroutine to wait: ended is called once with the status, maybe before StartThen
+// has returned. Until it returns, no other end is noticed.
+func (r *Reaper) StartThen(path string, argv []string, attr *syscall.ProcAttr, ended func(syscall.WaitStatus)) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	restore := r.oom.forCommand()
 	pid, err := syscall.ForkExec(path, argv, attr)
 	restore()
 	if err != nil {
-		return 0, nil, err
+		return 0, err
 	}
-	ch := make(chan syscall.WaitStatus, 1)
 	if r.each {
 		go func() {
 			var ws syscall.WaitStatus
@@ -53,16 +63,16 @@ func (r *Reaper) Start(path string, argv []string, attr *syscall.ProcAttr) (int,
 					break
 				}
 			}
-			ch <- ws
+			ended(ws)
 		}()
-		return pid, ch, nil
+		return pid, nil
 	}
-	r.waiting[pid] = ch
+	r.waiting[pid] = ended
 	select {
 	case r.started <- struct{}{}:
 	default:
 	}
-	return pid, ch, nil
+	return pid, nil
 }
 
 // loop runs for as long as the agent does.
@@ -77,11 +87,11 @@ func (r *Reaper) loop() {
 		switch {
 		case err == nil:
 			r.mu.Lock()
-			ch := r.waiting[pid]
+			ended := r.waiting[pid]
 			delete(r.waiting, pid)
 			r.mu.Unlock()
-			if ch != nil {
-				ch <- ws
+			if ended != nil {
+				ended(ws)
 			}
 		case errors.Is(err, unix.EINTR):
 		default:
