@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"runtime"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -212,6 +213,9 @@ func serve(cfg Config, l net.Listener) (int, error) {
 	}
 	// The daemon is small; let it stay small rather than fast at collecting garbage.
 	debug.SetGCPercent(50)
+	// It passes things on, in many small steps. With a second processor most of these wake another thread: that takes
+	// more time than the thread then saves, also for large outputs.
+	runtime.GOMAXPROCS(1)
 	s := New(cfg, process.NewReaper(nil))
 	over := make(chan error, 1)
 	h := s.httpServer()
