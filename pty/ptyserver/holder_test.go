@@ -306,6 +306,8 @@ func TestInputOfAnEvictedHolderIsRefused(t *testing.T) {
 	h := one.holder
 	one.mu.Unlock()
 	conn := p.dial(one)
+	_, _, err := conn.ReadMessage() // its greeting: now it is the holder
+	require.NoError(t, err)
 	assert.False(t, one.write(h, []byte("late")))
 	require.NoError(t, conn.WriteMessage(websocket.BinaryMessage, []byte("\x00mine\n")))
 	require.Eventually(t, func() bool { got, _ := os.ReadFile(file); return string(got) == "mine\n" }, patience, 5*time.Millisecond)
