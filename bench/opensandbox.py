@@ -1,11 +1,11 @@
-"""What sandboxes of an OpenSandbox server cost, beside the official SDK and a plain client, on the public server.
+"""What sandboxes of an OpenSandbox server cost, beside the official SDK and a bare socket, on the public server.
 
     python -m bench.opensandbox [--only exec many echo idle] [--sandboxes N] [--rounds N] [--output FILE]
 
 It starts the public server with our daemon in its sandboxes (needs a container engine, and ``./build.sh lib``). Each side is
-a process of its own that is connected to the same sandboxes, without the server in between; both take turns in short
-blocks, the ratio is taken within a pair, and the median over the pairs is printed, with the range. ``idle`` is measured
-on the stand-in server, and alone: it is memory.
+a process of its own that is connected to the same sandboxes, without the server in between; all take turns in short
+blocks, the ratio to the SDK is taken within a block, and the median over the blocks is printed, with the range. The floor
+is what blocking sockets need that do nothing else. ``idle`` is measured on the stand-in server, and alone: it is memory.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ CASES = {
     "echo": "a key of a terminal, there and back",
 }
 MORE_IS_BETTER = {"per second"}
+SIDES = ("ours", "sdk", "floor")
 
 
 class Program:
@@ -105,35 +106,38 @@ def number(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def rows(case: str, pairs: Sequence[tuple[dict[str, float], dict[str, float]]]) -> list[str]:
-    """Of each metric the medians, and how many times better ours is."""
+def rows(case: str, blocks: Sequence[dict[str, dict[str, float]]]) -> list[str]:
+    """Of each metric the medians, and how many times better ours is than the SDK's."""
     lines: list[str] = []
-    for metric in pairs[0][0]:
-        mine, theirs = ([pair[i][metric] for pair in pairs] for i in (0, 1))
+    for metric in blocks[0]["ours"]:
+        mine, theirs, floor = ([block[side][metric] for block in blocks] for side in SIDES)
         ratios = [a / b if metric in MORE_IS_BETTER else b / a for a, b in zip(mine, theirs, strict=True)]
         better = f"**{median(ratios):.2f}x** ({min(ratios):.2f} to {max(ratios):.2f})"
-        lines.append(f"| {CASES[case]}: {metric} | {number(median(mine))} | {number(median(theirs))} | {better} |")
+        medians = " | ".join(number(median(values)) for values in (mine, theirs, floor))
+        lines.append(f"| {CASES[case]}: {metric} | {medians} | {better} |")
     return lines
 
 
 def compare(names: Sequence[str], about: dict[str, Any], ids: list[str], rounds: int, seconds: float) -> list[str]:
-    """Measure both sides in turns; gives the rows of a table."""
+    """Measure all sides in turns; gives the rows of a table."""
     found: list[str] = []
-    worker = ["-m", "bench.opensandbox_side"]
-    with program(sys.executable, *worker, "ours") as ours, program(about["python"], *worker, "sdk") as theirs:
-        for side in (ours, theirs):
-            side.ask(url=about["url"], api_key=about["api_key"], ids=ids)
+    with contextlib.ExitStack() as stack:
+        sides: dict[str, Program] = {}
+        for name in SIDES:
+            python = about["python"] if name == "sdk" else sys.executable
+            sides[name] = stack.enter_context(program(python, "-m", "bench.opensandbox_side", name))
+            sides[name].ask(url=about["url"], api_key=about["api_key"], ids=ids)
         for case in names:
-            for side in (ours, theirs):
-                side.ask(case=case, seconds=seconds, in_flight=IN_FLIGHT)  # both are warm
-            pairs: list[tuple[dict[str, float], dict[str, float]]] = []
+            for side in sides.values():
+                side.ask(case=case, seconds=seconds, in_flight=IN_FLIGHT)  # all are warm
+            blocks: list[dict[str, dict[str, float]]] = []
             for block in range(rounds):
-                got: dict[int, dict[str, float]] = {}
                 # Whoever comes first in a block comes last in the next.
-                for i, side in sorted(enumerate((ours, theirs)), reverse=block % 2 == 1):
-                    got[i] = side.ask(case=case, seconds=seconds, in_flight=IN_FLIGHT)
-                pairs.append((got[0], got[1]))
-            found += rows(case, pairs)
+                order = list(sides) if block % 2 == 0 else list(reversed(sides))
+                blocks.append(
+                    {name: sides[name].ask(case=case, seconds=seconds, in_flight=IN_FLIGHT) for name in order}
+                )
+            found += rows(case, blocks)
             print(f"{case} done", file=sys.stderr)
     return found
 
@@ -173,8 +177,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             report += [
                 f"{args.rounds} blocks over {len(ids)} sandboxes; ratios are medians over the blocks (range).",
                 "",
-                "| | ours | SDK, or aiohttp for terminals | better |",
-                "| --- | --- | --- | --- |",
+                "| | ours | SDK, or aiohttp for terminals | floor | better than the SDK |",
+                "| --- | --- | --- | --- | --- |",
                 *compare(names, about, ids, args.rounds, args.seconds),
             ]
     if "idle" in args.only:

@@ -1,4 +1,5 @@
-"""One side of ``bench.opensandbox``, as a program of its own: ``python -m bench.opensandbox_side ours`` (or ``sdk``).
+"""One side of ``bench.opensandbox``, as a program of its own: ``python -m bench.opensandbox_side ours`` (or ``sdk``,
+``floor``).
 
 The first line of its input says where the server is and which sandboxes there are; each further line is a case to measure.
 Every line is answered with one line of JSON.
@@ -17,12 +18,12 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bench import measure
+from bench.opensandbox_floor import DAEMON_PORT, Floor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 ECHO = "stty raw -echo; printf ready; exec cat"
-DAEMON_PORT = 44772
 RENEW_S = 10.0
 
 
@@ -155,6 +156,9 @@ class Sdk:
             await sandbox.close()
 
 
+SIDES: dict[str, type[Ours | Sdk | Floor]] = {"ours": Ours, "sdk": Sdk, "floor": Floor}
+
+
 async def one_by_one(op: Callable[[], Awaitable[object]], seconds: float) -> dict[str, float]:
     """One operation after the other."""
     waits: list[float] = []
@@ -179,7 +183,8 @@ async def many_case(side: Side, seconds: float, boxes: int, in_flight: int) -> d
     turn = itertools.cycle(range(boxes))
     cpu = measure.cpu_s()
     async with measure.heartbeat() as late:
-        done, took = await measure.in_flight(in_flight, seconds, lambda: side.exec(next(turn)))
+        op = side.in_threads(lambda: next(turn)) if isinstance(side, Floor) else lambda: side.exec(next(turn))
+        done, took = await measure.in_flight(in_flight, seconds, op)
     return {
         "per second": done / took,
         "CPU of the client, ms": (measure.cpu_s() - cpu) / done * 1e3,
@@ -238,7 +243,7 @@ async def idle_case(url: str, api_key: str, count: int) -> dict[str, float]:
 async def main(kind: str) -> None:
     lines = iter(sys.stdin.readline, "")
     server = json.loads(next(lines))
-    side: Side = await (Ours if kind == "ours" else Sdk).connect(**server)
+    side: Side = await SIDES[kind].connect(**server)
     print("{}", flush=True)
     for line in lines:
         asked = json.loads(line)
