@@ -182,35 +182,11 @@ func (l *link) end() {
 }
 
 // claim is for whoever wants to write and does not wait; with true it has to be given back.
-func (l *link) claim() bool {
-	if l.quick == nil || l.down() {
-		return false
-	}
-	select {
-	case l.writing <- struct{}{}:
-		return true
-	default:
-		return false
-	}
-}
+func (l *link) claim() bool { return !l.down() && l.quick.Claim(l.writing) }
 
-// try sends input without waiting, and ends the claim.
+// try sends input without waiting, and ends the claim. The pump sees a connection that is dropped.
 func (l *link) try(p []byte) error {
-	left, err := l.quick.Send(proto.Stdin, p)
-	if err == nil && len(left) > 0 {
-		go func() {
-			defer func() { <-l.writing }()
-			if l.quick.Finish(left) != nil {
-				l.drop() // which the pump sees
-			}
-		}()
-		return nil
-	}
-	<-l.writing
-	if err != nil {
-		l.drop()
-	}
-	return err
+	return l.quick.SendClaimed(l.writing, proto.Stdin, p, 0, func(error) { l.drop() })
 }
 
 // write sends one message. When ctx ends in the middle of it the connection is of no use any more.

@@ -42,14 +42,7 @@ func (s *wireSocket) replay(t *testing.T) {
 	}
 	h := httptest.NewServer(server)
 	t.Cleanup(h.Close)
-	raw, err := json.Marshal(map[string]any{"connection": map[string]any{"domain": h.URL, "api_key": "lab-key", "use_server_proxy": true, "request_timeout_s": 20}})
-	require.NoError(t, err)
-	p, err := newProvider(raw)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, p.Close(context.Background())) })
-	i := p.newInstance("box")
-	i.starting.Store(true)
-	t.Cleanup(i.Detach)
+	i := socketInstance(t, h.URL)
 	at := endpoint{url: h.URL + strings.TrimSuffix(s.path, "/pty/"+s.id+"/ws"), header: http.Header{}}
 	if server.token != "" {
 		at.header.Set(headerToken, server.token)

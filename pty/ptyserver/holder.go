@@ -85,37 +85,6 @@ func (h *holder) hold() {
 	h.writing <- struct{}{} // when what was left to somebody has ended too
 }
 
-// claim is for whoever wants to write and does not wait; with true it has to be given back.
-func (h *holder) claim() bool {
-	if h.quick == nil {
-		return false
-	}
-	select {
-	case h.writing <- struct{}{}:
-		return true
-	default:
-		return false
-	}
-}
-
-// sendClaimed sends output without waiting, and ends the claim.
-func (h *holder) sendClaimed(channel byte, p []byte) {
-	left, err := h.quick.Send(channel, p)
-	if err == nil && len(left) > 0 {
-		go func() {
-			defer func() { <-h.writing }()
-			err := h.conn.NetConn().SetWriteDeadline(time.Now().Add(h.times.stall))
-			if err == nil {
-				err = h.quick.Finish(left)
-			}
-			h.broke(err)
-		}()
-		return
-	}
-	<-h.writing
-	h.broke(err)
-}
-
 // broke drops a connection on which could not be written.
 func (h *holder) broke(err error) {
 	if err == nil {

@@ -65,10 +65,10 @@ func (s *session) produce(channel byte, p []byte) {
 // nothing to do and this is no flood. mu is held.
 func (s *session) sendNow(channel byte, p []byte) bool {
 	h := s.holder
-	if h == nil || !h.resting || h.flood || len(p) >= flooding || s.sent+int64(len(p)) != s.ring.total || !h.claim() {
+	if h == nil || !h.resting || h.flood || len(p) >= flooding || s.sent+int64(len(p)) != s.ring.total || !h.quick.Claim(h.writing) {
 		return false
 	}
-	h.sendClaimed(channel, p)
+	_ = h.quick.SendClaimed(h.writing, channel, p, h.times.stall, h.broke) // which drops it
 	s.sent = s.ring.total
 	h.sentAt = time.Now()
 	if s.waiting > 0 {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"net"
 	"syscall"
+	"time"
 )
 
 // Most is how much a message can carry; what is longer is no key.
@@ -72,6 +73,49 @@ func (c *Conn) Send(channel byte, p []byte) (left []byte, err error) {
 func (c *Conn) Finish(left []byte) error {
 	_, err := c.conn.Write(left)
 	return err
+}
+
+// Claim takes the turn to write for who does not wait for it: turn holds one entry while a message is written. A nil Conn
+// never gets it. Whoever has it ends it by SendClaimed, or takes the entry out.
+func (c *Conn) Claim(turn chan struct{}) bool {
+	if c == nil {
+		return false
+	}
+	select {
+	case turn <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+// SendClaimed is Send for who has claimed the turn; it ends the claim once all of the message is written, which it does not
+// wait for. patience bounds that; 0 is for ever. broke hears of an error as well, also of one that comes later.
+func (c *Conn) SendClaimed(turn chan struct{}, channel byte, p []byte, patience time.Duration, broke func(error)) error {
+	left, err := c.Send(channel, p)
+	if err == nil && len(left) > 0 {
+		go func() {
+			defer func() { <-turn }()
+			if err := c.finishIn(left, patience); err != nil {
+				broke(err)
+			}
+		}()
+		return nil
+	}
+	<-turn
+	if err != nil {
+		broke(err)
+	}
+	return err
+}
+
+func (c *Conn) finishIn(left []byte, patience time.Duration) error {
+	if patience > 0 {
+		if err := c.conn.SetWriteDeadline(time.Now().Add(patience)); err != nil {
+			return err
+		}
+	}
+	return c.Finish(left)
 }
 
 // frame makes a websocket message, whole in one frame.
