@@ -212,6 +212,9 @@ def test_a_shell_with_a_terminal(run: Any) -> None:
         merged, code = await session.run_detached("echo far; (exit 4)", poll_interval_s=0.05)
         assert (merged.strip(), code) == (b"far", 4)
         assert not session.closed
+        # A shell writes its prompt when it likes, and a read that is to wait must have nothing to get.
+        await session.write(b"""exec sh -c 'stty -echo; echo qui""et; exec sleep 60'\n""")
+        await until(session, b"quiet\r\n")
         waiting = asyncio.ensure_future(session.read())
         await asyncio.sleep(0)
         await session.close()
@@ -333,7 +336,7 @@ def test_a_takeover_detaches_what_the_same_provider_holds(server: OpenSandboxCon
         handle = await provider.create(SandboxSpec(image="i"))
         reader = SandboxPtySpec(command="stty -echo; echo begun; while read x; do echo got-$x; done")
         first = await provider.create_pty(handle, reader)
-        await until(first, b"begun")
+        await until(first, b"begun\r\n")
         with pytest.raises(SandboxPtyError, match="already has an attached client"):
             await provider.attach_pty(handle, first.session_id, takeover=False)
         waiting = asyncio.ensure_future(first.read())
