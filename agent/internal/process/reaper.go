@@ -19,14 +19,14 @@ type Reaper struct {
 	waiting map[int]func(syscall.WaitStatus)
 	oom     *OOMScore // nil when commands keep the agent's score
 	each    bool      // only what it started is waited for
-
-	started chan struct{} // there may be children again
 }
 
 // NewReaper collects every child of this process for as long as the process runs. oom may be nil.
 func NewReaper(oom *OOMScore) *Reaper {
-	r := &Reaper{waiting: map[int]func(syscall.WaitStatus){}, oom: oom, started: make(chan struct{}, 1)}
-	go r.loop()
+	r := &Reaper{waiting: map[int]func(syscall.WaitStatus){}, oom: oom}
+	sigchld := make(chan os.Signal, 1)
+	signal.Notify(sigchld, unix.SIGCHLD)
+	go r.loop(sigchld)
 	return r
 }
 
@@ -68,37 +68,35 @@ func (r *Reaper) StartThen(path string, argv []string, attr *syscall.ProcAttr, e
 		return pid, nil
 	}
 	r.waiting[pid] = ended
-	select {
-	case r.started <- struct{}{}:
-	default:
-	}
 	return pid, nil
 }
 
-// loop runs for as long as the agent does.
-func (r *Reaper) loop() {
-	// Without children wait fails at once; an orphan can still arrive from a
-	// process that entered the sandbox from outside, which only its SIGCHLD tells.
-	sigchld := make(chan os.Signal, 1)
-	signal.Notify(sigchld, unix.SIGCHLD)
+// loop runs for as long as the agent does. It never waits inside of wait: a processor of the runtime would be lost
+// there until the runtime notices, and meanwhile nothing else is done where there is only one.
+func (r *Reaper) loop(sigchld <-chan os.Signal) {
+	for {
+		r.collect()
+		<-sigchld
+	}
+}
+
+// collect takes the status of every child that has ended. One that ends meanwhile sends its signal again.
+func (r *Reaper) collect() {
 	for {
 		var ws syscall.WaitStatus
-		pid, err := syscall.Wait4(-1, &ws, 0, nil)
+		pid, err := syscall.Wait4(-1, &ws, unix.WNOHANG, nil)
 		switch {
-		case err == nil:
-			r.mu.Lock()
-			ended := r.waiting[pid]
-			delete(r.waiting, pid)
-			r.mu.Unlock()
-			if ended != nil {
-				ended(ws)
-			}
 		case errors.Is(err, unix.EINTR):
-		default:
-			select {
-			case <-r.started:
-			case <-sigchld:
-			}
+			continue
+		case err != nil || pid == 0: // there are none, or they all run
+			return
+		}
+		r.mu.Lock()
+		ended := r.waiting[pid]
+		delete(r.waiting, pid)
+		r.mu.Unlock()
+		if ended != nil {
+			ended(ws)
 		}
 	}
 }
