@@ -101,13 +101,10 @@ func (s *Server) foreground(r *http.Request, out *stream, c *command, p program,
 	}
 	run.tell(s, out, "stdout", "stderr")
 	stop := killAfter(run.child, timeout)
-	over := func() {
+	over := func(late <-chan time.Time) {
 		stop()
 		c.ran()
-		if !run.drained() {
-			out.flush() // it may take a moment until whoever still holds the output is left alone
-		}
-		run.finish()
+		run.finish(late, out.flush)
 		out.hold(finalEvent(run.child, c.began))
 	}
 	beat := time.NewTimer(holdBack)
@@ -115,7 +112,7 @@ func (s *Server) foreground(r *http.Request, out *stream, c *command, p program,
 	for first := true; ; first = false {
 		select {
 		case <-run.child.done:
-			over()
+			over(beat.C)
 			return
 		case <-beat.C:
 			if first {
@@ -127,7 +124,7 @@ func (s *Server) foreground(r *http.Request, out *stream, c *command, p program,
 		case <-r.Context().Done(): // the command goes on
 			s.running.Go(func() {
 				<-run.child.done
-				over()
+				over(nil)
 			})
 			return
 		}

@@ -61,21 +61,17 @@ func (p *piped) tell(s *Server, out *stream, kinds ...string) {
 	}
 }
 
-// drained tells whether all of the output has come to its end.
-func (p *piped) drained() bool {
+// finish tells the rest of the output of a process that has ended. That takes a moment when others still hold it;
+// overdue is called when late comes before.
+func (p *piped) finish(late <-chan time.Time, overdue func()) {
+	p.hurry()
 	for _, one := range p.pumps {
 		select {
 		case <-one.Done():
-		default:
-			return false
+		case <-late:
+			overdue()
 		}
 	}
-	return true
-}
-
-// finish tells the rest of the output of a process that has ended.
-func (p *piped) finish() {
-	p.hurry()
 	p.drain()
 }
 
