@@ -17,6 +17,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"github.com/nemo-gym/nemo_gym_sandbox/agent/internal/process"
 )
 
 // asDaemon makes the test program the daemon, behind the listener that is its
@@ -35,6 +37,7 @@ func TestMain(m *testing.M) {
 
 // daemonMain is a whole daemon, which says what it has left over.
 func daemonMain() int {
+	process.Calm()
 	stays := os.Getenv(asDaemon) == toStay
 	_ = os.Unsetenv(asDaemon)
 	f := os.NewFile(3, "listener")

@@ -182,6 +182,7 @@ func (s *Server) Close() {
 
 // Run serves until a signal asks it to end, and gives the process's exit code.
 func Run(cfg Config) (int, error) {
+	process.Calm() // before there is anything that its second life would not have
 	l, err := net.Listen("tcp", ":"+strconv.Itoa(cfg.Port))
 	if err != nil {
 		return 1, fmt.Errorf("listen on port %d: %w", cfg.Port, err)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"os/signal"
+	"runtime"
 	"sync"
 	"syscall"
 
@@ -50,7 +51,10 @@ func (r *Reaper) StartThen(path string, argv []string, attr *syscall.ProcAttr, e
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	restore := r.oom.forCommand()
+	runtime.LockOSThread()
+	lendSlack()
 	pid, err := syscall.ForkExec(path, argv, attr)
+	runtime.UnlockOSThread()
 	restore()
 	if err != nil {
 		return 0, err
