@@ -212,9 +212,10 @@ func unnamedFile() (*os.File, error) {
 
 // openNull opens a command's standard input. An image without /dev/null gets a pipe that has ended.
 func openNull() (*os.File, error) {
-	f, err := os.Open(os.DevNull)
+	// Not by os.Open, which would first find out that this can't be polled.
+	fd, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err == nil {
-		return f, nil
+		return os.NewFile(uintptr(fd), os.DevNull), nil
 	}
 	r, w, perr := pump.NewStdinPipe()
 	if perr != nil {
