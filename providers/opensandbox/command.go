@@ -133,7 +133,7 @@ func (i *instance) submitOnce(ctx, life context.Context, path string, body any) 
 	b := backoff{retries: o.CommandRetries, first: seconds(o.RetryDelayS), limit: seconds(o.RetryMaxDelayS), lateIsFinal: true,
 		again: func(err error) bool { return !neverStarted(err) && mayHeal(err) }}
 	err = b.retry(ctx, "sending a command to sandbox "+i.id, func(context.Context) error {
-		c, err := i.toDaemon(life, call{method: http.MethodPost, json: body, header: http.Header{"Accept": {"text/event-stream"}}}, path)
+		c, err := i.toDaemon(life, call{method: http.MethodPost, json: body, command: true, header: http.Header{"Accept": {"text/event-stream"}}}, path)
 		if err != nil {
 			return err
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/nemo-gym/nemo_gym_sandbox/core"
@@ -42,30 +43,43 @@ func (s *stream) run(ctx context.Context) (core.ExecResult, error) {
 	s.begun = time.Now()
 	s.named = make(chan string, 1)
 	life, end := context.WithCancelCause(context.WithoutCancel(ctx))
-	over := make(chan outcome, 1)
-	go func() { over <- s.pump(ctx, life, end) }()
-
-	var late <-chan time.Time
+	over := make(chan struct{})
+	var first atomic.Int32 // what has ended the command; the others come too late
+	stopped := make(chan struct{})
+	stop := func(by int32) {
+		if first.CompareAndSwap(0, by) {
+			s.stop(over, end)
+			close(stopped)
+		}
+	}
+	unwatch := context.AfterFunc(ctx, func() { stop(byCaller) })
+	defer unwatch()
 	if s.timeout > 0 {
 		limit := s.timeout
 		if !s.ownDeadline {
 			limit += killGrace
 		}
-		timer := time.NewTimer(limit)
+		timer := time.AfterFunc(limit, func() { stop(byDeadline) })
 		defer timer.Stop()
-		late = timer.C
 	}
-	select {
-	case o := <-over:
+	o := s.pump(ctx, life, end)
+	close(over)
+	if first.CompareAndSwap(0, byItself) {
 		return s.result(ctx, o)
-	case <-ctx.Done():
-		s.stop(over, end)
-		return core.ExecResult{}, canceled(ctx, "exec")
-	case <-late:
-		s.stop(over, end)
-		return s.late(), nil
 	}
+	<-stopped
+	if first.Load() == byCaller {
+		return core.ExecResult{}, canceled(ctx, "exec")
+	}
+	return s.late(), nil
 }
+
+// What has ended a command.
+const (
+	byItself int32 = 1 + iota
+	byCaller
+	byDeadline
+)
 
 func (s *stream) late() core.ExecResult {
 	if s.timedOut != nil {
@@ -74,8 +88,8 @@ func (s *stream) late() core.ExecResult {
 	return core.TimedOut(providerName, s.timeout)
 }
 
-// stop ends the command, and waits until the pump has ended: nothing is written any more.
-func (s *stream) stop(over <-chan outcome, end context.CancelCauseFunc) {
+// stop ends the command, and waits until the pump has ended.
+func (s *stream) stop(over <-chan struct{}, end context.CancelCauseFunc) {
 	ctx, cancel := context.WithTimeout(context.Background(), interruptTimeout)
 	defer cancel()
 	timer := time.NewTimer(nameTimeout)
@@ -230,6 +244,10 @@ func (s *stream) take(e event, out *lines) (o outcome, done bool) {
 // drain reads in the background what comes behind a result, so that the connection
 // can be used again: the daemon takes its time. It ends the request.
 func (i *instance) drain(res *http.Response, end context.CancelCauseFunc) {
+	if own, ok := res.Body.(*ownBody); ok && own.ended() {
+		end(nil)
+		return
+	}
 	started := i.p.background(func(ctx context.Context) {
 		stop := context.AfterFunc(ctx, func() { _ = res.Body.Close() })
 		defer stop()

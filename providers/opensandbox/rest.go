@@ -32,6 +32,8 @@ const (
 // restClient makes requests. All sandboxes of a provider share its connections.
 type restClient struct {
 	http           *http.Client
+	commands       *http.Client // for commands: they are short, and many
+	commandConns   *commandConns
 	connections    *connections
 	base           string
 	key            string
@@ -62,18 +64,28 @@ func newRestClient(c connectionConfig) *restClient {
 		t.MaxConnsPerHost = c.MaxConnections
 		r.connectRetries = c.ConnectRetries
 	}
-	r.http = &http.Client{
-		Transport:     pool,
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	asItCame := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	r.http = &http.Client{Transport: pool, CheckRedirect: asItCame}
+	r.commands = r.http
+	if c.TransportBackend != backendHTTPX { // whose limits are the transport's
+		r.commandConns = &commandConns{
+			transport: pool, proxy: t.Proxy, dial: t.DialContext, idleFor: t.IdleConnTimeout, maxPerHost: t.MaxIdleConnsPerHost,
+		}
+		r.commands = &http.Client{Transport: r.commandConns, CheckRedirect: asItCame}
 	}
 	return r
+}
+
+func (r *restClient) close() {
+	r.connections.close()
+	if r.commandConns != nil {
+		r.commandConns.close()
+	}
 }
 
 func tlsConfig(c connectionConfig) *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: !c.TLSVerify}
 }
-
-func (r *restClient) close() { r.connections.close() }
 
 // call is one request. Exactly one of json, and stream with length, may hold a body.
 type call struct {
@@ -81,6 +93,8 @@ type call struct {
 	url    string
 	header http.Header
 	json   any
+	// command: it runs a command, and is never repeated by the client itself.
+	command bool
 	// stream is a body that can be sent only once; length is its size.
 	stream      io.Reader
 	length      int64
@@ -135,7 +149,11 @@ func (r *restClient) sendOnce(ctx context.Context, c call, body []byte) (*http.R
 			req.ContentLength = c.length
 			req.Header.Set("Content-Type", c.contentType)
 		}
-		res, err := r.http.Do(req)
+		client := r.http
+		if c.command {
+			client = r.commands
+		}
+		res, err := client.Do(req)
 		if err == nil {
 			return res, nil
 		}
