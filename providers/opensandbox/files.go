@@ -93,10 +93,14 @@ func localKind(err error) core.Kind {
 	return core.KindInvalid
 }
 
+// specFileMode is what a file of a spec may be used for, of which the spec says nothing: on these servers all uploads of
+// the other clients can be run.
+const specFileMode = 0o755
+
 // writeFile writes one of the spec's files.
 func (i *instance) writeFile(ctx context.Context, f core.File) error {
 	return i.ops().retry(ctx, "writing a file to sandbox "+i.id, func(ctx context.Context) error {
-		return i.store(ctx, strings.NewReader(f.Content), int64(len(f.Content)), 0o644, f.Path, false)
+		return i.store(ctx, strings.NewReader(f.Content), int64(len(f.Content)), specFileMode, f.Path, false)
 	})
 }
 

@@ -204,8 +204,8 @@ func TestOpenSandboxFiles(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(content, got), "of %d bytes", size)
 	}
-	_, stdout, _ := osbRun(t, s, core.ExecRequest{Command: "stat -c %a up/*; cat from/spec.txt"})
-	assert.Equal(t, "640\nhéllo", strings.TrimSpace(stdout))
+	_, stdout, _ := osbRun(t, s, core.ExecRequest{Command: "stat -c %a up/* from/*; cat from/spec.txt"})
+	assert.Equal(t, "640\n755\nhéllo", strings.TrimSpace(stdout))
 	assert.Equal(t, core.KindNotFound, core.KindOf(s.Download(ctx, "nope", local)))
 	assert.Equal(t, core.KindInvalid, core.KindOf(s.Download(ctx, "up", local)))
 	assert.Equal(t, core.KindNotFound, core.KindOf(s.Upload(ctx, filepath.Join(folder, "nope"), "x")))

@@ -56,6 +56,10 @@ EXAMINE = 34
 TEST = 1000
 
 
+# json.dumps() makes one for every call that is not all defaults.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
 class Reply(NamedTuple):
     """The outcome of an operation. ``status`` is 0 or why it failed."""
 
@@ -78,7 +82,7 @@ def encode(request: Mapping[str, Any]) -> bytes:
 
     Raises TypeError for what JSON can't say, ValueError for NaN and for text that is not UTF-8.
     """
-    return json.dumps(request, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return _ENCODER.encode(request).encode()
 
 
 def encode_timeout(timeout_s: int | float | None) -> float | None:
