@@ -32,8 +32,7 @@ const (
 // restClient makes requests. All sandboxes of a provider share its connections.
 type restClient struct {
 	http           *http.Client
-	commands       *http.Client // for commands: they are short, and many
-	commandConns   *commandConns
+	commandConns   *commandConns // for commands: they are short, and many; nil: they go like the others
 	connections    *connections
 	base           string
 	key            string
@@ -64,14 +63,14 @@ func newRestClient(c connectionConfig) *restClient {
 		t.MaxConnsPerHost = c.MaxConnections
 		r.connectRetries = c.ConnectRetries
 	}
-	asItCame := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	r.http = &http.Client{Transport: pool, CheckRedirect: asItCame}
-	r.commands = r.http
+	r.http = &http.Client{
+		Transport:     pool,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
 	if c.TransportBackend != backendHTTPX { // whose limits are the transport's
 		r.commandConns = &commandConns{
 			transport: pool, proxy: t.Proxy, dial: t.DialContext, idleFor: t.IdleConnTimeout, maxPerHost: t.MaxIdleConnsPerHost,
 		}
-		r.commands = &http.Client{Transport: r.commandConns, CheckRedirect: asItCame}
 	}
 	return r
 }
@@ -149,11 +148,11 @@ func (r *restClient) sendOnce(ctx context.Context, c call, body []byte) (*http.R
 			req.ContentLength = c.length
 			req.Header.Set("Content-Type", c.contentType)
 		}
-		client := r.http
-		if c.command {
-			client = r.commands
+		do := r.http.Do
+		if c.command && r.commandConns != nil && req.URL.User == nil { // an http.Client would add no more than the user
+			do = r.commandConns.RoundTrip
 		}
-		res, err := client.Do(req)
+		res, err := do(req)
 		if err == nil {
 			return res, nil
 		}
