@@ -116,6 +116,17 @@ func posted(ctx context.Context, p *commandConns, url, body string) <-chan error
 	return over
 }
 
+// answered makes a request and answers it; gives its connection, which is idle then.
+func answered(t *testing.T, p *commandConns, url string, taken <-chan *daemonConn) *daemonConn {
+	t.Helper()
+	over := posted(t.Context(), p, url, "one")
+	c := <-taken
+	c.request(t)
+	c.say(t, hello)
+	require.NoError(t, <-over)
+	return c
+}
+
 const (
 	chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 	hello   = chunked + "5\r\nhello\r\n0\r\n\r\n"
@@ -138,12 +149,7 @@ func TestACommandsConnectionIsUsedAgain(t *testing.T) {
 	require.Empty(t, taken)
 
 	// A command that comes later, or was on its way, leaves none behind.
-	third := posted(t.Context(), p, url, "three")
-	c = <-taken
-	c.request(t)
-	c.say(t, hello)
-	require.NoError(t, <-third)
-	c.gone(t)
+	answered(t, p, url, taken).gone(t)
 }
 
 func TestACommandsConnectionIsNotUsedAgain(t *testing.T) {
@@ -168,18 +174,22 @@ func TestACommandsConnectionIsNotUsedAgain(t *testing.T) {
 func TestAnAnswerThatIsNotReadEndsItsConnection(t *testing.T) {
 	url, taken := listening(t)
 	p := newCommandConns(t)
+	over := make(chan error, 1)
+	var res *http.Response
 	go func() {
-		c := <-taken
-		c.request(t)
-		c.say(t, hello)
-		c.gone(t)
+		var err error
+		res, err = post(t.Context(), p, url, "one")
+		over <- err
 	}()
-	res, err := post(t.Context(), p, url, "one")
-	require.NoError(t, err)
+	c := <-taken
+	c.request(t)
+	c.say(t, hello)
+	require.NoError(t, <-over)
 	require.NoError(t, res.Body.Close())
 	require.NoError(t, res.Body.Close())
-	_, err = res.Body.Read(make([]byte, 1))
+	_, err := res.Body.Read(make([]byte, 1))
 	require.ErrorIs(t, err, http.ErrBodyReadAfterClose)
+	c.gone(t)
 }
 
 // A daemon that was closed, or says what nobody asked for, is not given a command on that connection.
@@ -191,21 +201,13 @@ func TestAnIdleConnectionThatHasChangedIsLeft(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			url, taken := listening(t)
 			p := newCommandConns(t)
-			over := posted(t.Context(), p, url, "one")
-			c := <-taken
-			c.request(t)
-			c.say(t, hello)
-			require.NoError(t, <-over)
+			c := answered(t, p, url, taken)
 			idle := p.pop(strings.TrimPrefix(url, "http://"))
 			require.True(t, idle.alive())
 			change(t, c)
 			require.Eventually(t, func() bool { return !idle.alive() }, 10*time.Second, time.Millisecond)
 			p.put(idle)
-			over = posted(t.Context(), p, url, "two")
-			c = <-taken
-			require.Equal(t, "two", c.request(t))
-			c.say(t, hello)
-			require.NoError(t, <-over)
+			answered(t, p, url, taken)
 		})
 	}
 }
@@ -234,13 +236,9 @@ func TestARequestOfWhichNothingHasLeftIsMadeAgain(t *testing.T) {
 		last = &deaf{Conn: c}
 		return last, err
 	}
-	over := posted(t.Context(), p, url, "one")
-	c := <-taken
-	c.request(t)
-	c.say(t, hello)
-	require.NoError(t, <-over)
+	c := answered(t, p, url, taken)
 	last.shut.Store(true)
-	over = posted(t.Context(), p, url, "two")
+	over := posted(t.Context(), p, url, "two")
 	c.gone(t)
 	c = <-taken
 	require.Equal(t, "two", c.request(t))
@@ -262,12 +260,8 @@ func TestARequestOfWhichNothingHasLeftIsMadeAgain(t *testing.T) {
 func TestARequestThatHasLeftIsNotMadeAgain(t *testing.T) {
 	url, taken := listening(t)
 	p := newCommandConns(t)
-	over := posted(t.Context(), p, url, "one")
-	c := <-taken
-	c.request(t)
-	c.say(t, hello)
-	require.NoError(t, <-over)
-	over = posted(t.Context(), p, url, "two")
+	c := answered(t, p, url, taken)
+	over := posted(t.Context(), p, url, "two")
 	require.Equal(t, "two", c.request(t))
 	require.NoError(t, c.Close())
 	require.ErrorIs(t, <-over, io.ErrUnexpectedEOF)
@@ -306,11 +300,7 @@ func TestUnusedConnectionsOfCommandsAreClosed(t *testing.T) {
 	p := newCommandConns(t)
 	p.idleFor = 20 * time.Millisecond
 	for range 2 { // also those that come when there was nothing left
-		over := posted(t.Context(), p, url, "one")
-		c := <-taken
-		c.request(t)
-		c.say(t, hello)
-		require.NoError(t, <-over)
+		c := answered(t, p, url, taken)
 		c.gone(t)
 	}
 
