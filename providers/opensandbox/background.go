@@ -84,7 +84,9 @@ func (i *instance) launch(ctx context.Context, body *commandBody) (name string, 
 		res, err = i.refused(ctx, err)
 		return "", res, err
 	}
-	for ev := newEvents(answer.Body); ; {
+	ev := newEvents(answer.Body)
+	defer ev.letGo()
+	for {
 		e, err := ev.next()
 		switch {
 		case err != nil:

@@ -168,6 +168,7 @@ func (s *stream) pump(ctx, life context.Context, end context.CancelCauseFunc) ou
 	defer watch.Stop()
 	out := &lines{sink: s.sink}
 	ev := newEvents(res.Body)
+	defer ev.letGo()
 	for {
 		if !ev.waiting() {
 			out.flush()

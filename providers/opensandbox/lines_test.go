@@ -91,5 +91,6 @@ func TestOnlyWholeEventsAreWaiting(t *testing.T) {
 		_, err := e.next()
 		require.NoError(t, err)
 		assert.Equal(t, want, e.waiting(), "%q", stream)
+		e.letGo()
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"unicode/utf8"
 
@@ -42,7 +43,23 @@ type events struct {
 	b []byte
 }
 
-func newEvents(r io.Reader) *events { return &events{r: bufio.NewReaderSize(r, 32<<10)} }
+// readers keeps the buffers of streams that were read: most streams are short, and one of these is most of what
+// a short command takes.
+var readers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, 32<<10) }}
+
+// newEvents reads the stream r. Whoever asks for it lets go of it.
+func newEvents(r io.Reader) *events {
+	e := &events{r: readers.Get().(*bufio.Reader)}
+	e.r.Reset(r)
+	return e
+}
+
+// letGo ends the reading.
+func (e *events) letGo() {
+	e.r.Reset(nil)
+	readers.Put(e.r)
+	e.r = nil
+}
 
 // next gives the next event. errCut when there is none, whatever ended the stream.
 func (e *events) next() (event, error) {
