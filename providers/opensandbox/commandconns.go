@@ -55,7 +55,7 @@ type commandConn struct {
 
 // RoundTrip implements http.RoundTripper.
 func (p *commandConns) RoundTrip(req *http.Request) (*http.Response, error) {
-	if req.URL.Scheme != "http" || req.ContentLength < 0 || req.ContentLength > maxOwnBody {
+	if req.URL.Scheme != "http" || req.Body == nil || req.ContentLength <= 0 || req.ContentLength > maxOwnBody || !plainHead(req) {
 		return p.transport.RoundTrip(req)
 	}
 	if via, err := p.proxy(req); via != nil || err != nil {
@@ -64,9 +64,7 @@ func (p *commandConns) RoundTrip(req *http.Request) (*http.Response, error) {
 	for {
 		c, err := p.take(req.Context(), addressOf(req.URL))
 		if err != nil {
-			if req.Body != nil {
-				_ = req.Body.Close()
-			}
+			_ = req.Body.Close()
 			return nil, err
 		}
 		release := context.AfterFunc(req.Context(), func() { _ = c.Close() })
@@ -98,10 +96,7 @@ func (c *commandConn) Write(p []byte) (int, error) {
 
 // exchange sends a request and reads the head of its answer.
 func (c *commandConn) exchange(req *http.Request) (*http.Response, error) {
-	if err := req.Write(c.out); err != nil {
-		return nil, err
-	}
-	if err := c.out.Flush(); err != nil {
+	if err := c.send(req); err != nil {
 		return nil, err
 	}
 	for {
@@ -118,6 +113,21 @@ func (c *commandConn) exchange(req *http.Request) (*http.Response, error) {
 			return res, nil
 		}
 	}
+}
+
+// send writes a request.
+func (c *commandConn) send(req *http.Request) error {
+	_, err := c.out.Write(appendHead(c.out.AvailableBuffer(), req))
+	if err == nil {
+		_, err = io.CopyN(c.out, req.Body, req.ContentLength)
+	}
+	if cerr := req.Body.Close(); err == nil {
+		err = cerr
+	}
+	if err != nil {
+		return err
+	}
+	return c.out.Flush()
 }
 
 // take gives a connection to an address, an idle one when there is one that still lives.

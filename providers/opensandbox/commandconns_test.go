@@ -341,9 +341,14 @@ func TestTheHeadOfAnAnswerIsBounded(t *testing.T) {
 func TestOtherCommandsTakeTheTransport(t *testing.T) {
 	var via string
 	for name, change := range map[string]func(p *commandConns, req *http.Request){
-		"encrypted":       func(_ *commandConns, req *http.Request) { req.URL.Scheme = "https" },
-		"long":            func(_ *commandConns, req *http.Request) { req.ContentLength = maxOwnBody + 1 },
-		"of unknown size": func(_ *commandConns, req *http.Request) { req.ContentLength = -1 },
+		"encrypted":                func(_ *commandConns, req *http.Request) { req.URL.Scheme = "https" },
+		"long":                     func(_ *commandConns, req *http.Request) { req.ContentLength = maxOwnBody + 1 },
+		"of unknown size":          func(_ *commandConns, req *http.Request) { req.ContentLength = -1 },
+		"with no body":             func(_ *commandConns, req *http.Request) { req.Body, req.ContentLength = nil, 0 },
+		"with two lines":           func(_ *commandConns, req *http.Request) { req.Header.Set("X-A", "a\r\nX-B: b") },
+		"with a host that is none": func(_ *commandConns, req *http.Request) { req.Host = "a b" },
+		"with a name that is none": func(_ *commandConns, req *http.Request) { req.Header["X A"] = []string{"a"} },
+		"to be framed otherwise":   func(_ *commandConns, req *http.Request) { req.Header.Set("Transfer-Encoding", "chunked") },
 		"through a proxy": func(p *commandConns, _ *http.Request) {
 			p.proxy = func(*http.Request) (*url.URL, error) { return &url.URL{Scheme: "http", Host: "proxy"}, nil }
 		},
@@ -371,6 +376,33 @@ func TestOtherCommandsTakeTheTransport(t *testing.T) {
 type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
+
+// The short way's head is the usual one.
+func TestTheHeadOfACommandIsTheUsualOne(t *testing.T) {
+	req, err := http.NewRequest(http.MethodPost, "http://127.0.0.1:44772/proxy/1/command?a=b%20c", strings.NewReader("{}"))
+	require.NoError(t, err)
+	req.Header = http.Header{"X-Execd-Access-Token": {"secret"}, "Accept": {"text/event-stream", "*/*"}, "Open_Sandbox": {""}}
+	for range 2 {
+		var usual strings.Builder
+		again := req.Clone(t.Context())
+		again.Body, err = req.GetBody()
+		require.NoError(t, err)
+		require.NoError(t, again.Write(&usual))
+		require.True(t, plainHead(req))
+		want, err := http.ReadRequest(bufio.NewReader(strings.NewReader(usual.String())))
+		require.NoError(t, err)
+		got, err := http.ReadRequest(bufio.NewReader(strings.NewReader(string(appendHead(nil, req)) + "{}")))
+		require.NoError(t, err)
+		for _, r := range []*http.Request{want, got} {
+			body, err := io.ReadAll(r.Body)
+			require.NoError(t, err)
+			require.Equal(t, "{}", string(body))
+			r.Body = nil
+		}
+		require.Equal(t, want, got)
+		req.Header.Set("User-Agent", "somebody")
+	}
+}
 
 // An encrypted daemon's commands run all the same.
 func TestCommandsOverTLS(t *testing.T) {

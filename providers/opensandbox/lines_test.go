@@ -13,31 +13,64 @@ import (
 	"github.com/nemo-gym/nemo_gym_sandbox/core"
 )
 
+// plainEvents are events, and whether they are read without a JSON reader.
+var plainEvents = map[string]bool{
+	`{"type":"stdout","text":"a line","timestamp":1796004873034}`:    true,
+	`{"type":"stderr","text":"☕ 'x' <y>","timestamp":1}`:             true,
+	`{"type":"stdout","text":"","timestamp":0}`:                      true,
+	`{"type":"stdout","text":"a"}`:                                   true,
+	`{"text":"a","type":"stdout","timestamp":1}`:                     true,
+	`{"type":"stdout","text":"a","timestamp":1,"text":"b"}`:          true,
+	`{"type":"init","text":"0123","timestamp":1}`:                    true,
+	`{"type":"execution_complete","execution_time":3,"timestamp":1}`: true,
+	`{"type":"stdout","text":"a\"b","timestamp":1}`:                  false,
+	`{"type":"stdout","text":"\n","timestamp":1}`:                    false,
+	"{\"type\":\"stdout\",\"text\":\"a\tb\"}":                        false,
+	`{"type":"stdout","text":"` + "\xff" + `","timestamp":1}`:        false,
+	`{"type":"stdout","text":"a","timestamp":1`:                      false,
+	`{"type":"stdout","text":"a","timestamp":1}}`:                    false,
+	`{"type":"stdout","text":"a","timestamp":1,}`:                    false,
+	`{"type":"stdout","text":"a","timestamp":}`:                      false,
+	`{"type":"stdout","text":"a","timestamp":01}`:                    false,
+	`{"type":"stdout","text":"a","timestamp":1.5}`:                   false,
+	`{"type":"stdout","text":1}`:                                     false,
+	`{"type":"stdout","text":"a"`:                                    false,
+	`{"type":"stdout","text":"a`:                                     false,
+	`{"type" :"stdout"}`:                                             false,
+	`{"Type":"stdout","text":"a"}`:                                   false,
+	`{"type":"","text":"a"}`:                                         false,
+	`{"text":"a"}`:                                                   false,
+	`{}`:                                                             false,
+	`{`:                                                              false,
+	``:                                                               false,
+	`{"type":"error","timestamp":1,"error":{"ename":"CommandExecError","evalue":"3"}}`: false,
+	`{"code":"RUNTIME_ERROR","message":"x"}`:                                           false,
+}
+
 // What is read without a JSON reader is what one would have read.
-func TestPlainLinesAreReadAsJSON(t *testing.T) {
-	for text, plain := range map[string]bool{
-		`{"type":"stdout","text":"a line","timestamp":1796004873034}`:                      true,
-		`{"type":"stderr","text":"☕ 'x' <y>","timestamp":1}`:                               true,
-		`{"type":"stdout","text":"","timestamp":1}`:                                        true,
-		`{"type":"stdout","text":"a\"b","timestamp":1}`:                                    false,
-		`{"type":"stdout","text":"\n","timestamp":1}`:                                      false,
-		`{"type":"stdout","text":"` + "\xff" + `","timestamp":1}`:                          false,
-		`{"type":"stdout","text":"a","timestamp":1,"text":"b"}`:                            false,
-		`{"type":"stdout","text":"a"}`:                                                     false,
-		`{"type":"stdout","text":"a","timestamp":1`:                                        false,
-		`{"type":"stdout","text":"a`:                                                       false,
-		`{"text":"a","type":"stdout","timestamp":1}`:                                       false,
-		`{"type":"init","text":"0123","timestamp":1}`:                                      false,
-		`{"type":"error","timestamp":1,"error":{"ename":"CommandExecError","evalue":"3"}}`: false,
-	} {
-		got, ok := plainLine([]byte(text))
+func TestPlainEventsAreReadAsJSON(t *testing.T) {
+	for text, plain := range plainEvents {
+		_, ok := plainEvent([]byte(text))
 		assert.Equal(t, plain, ok, text)
-		if ok {
-			var want event
-			require.NoError(t, json.Unmarshal([]byte(text), &want), text)
-			assert.Equal(t, want, got, text)
-		}
+		sameAsJSON(t, []byte(text))
 	}
+}
+
+func FuzzPlainEventsAreReadAsJSON(f *testing.F) {
+	for text := range plainEvents {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) { sameAsJSON(t, text) })
+}
+
+func sameAsJSON(t *testing.T, text []byte) {
+	got, ok := plainEvent(text)
+	if !ok {
+		return
+	}
+	var want event
+	require.NoError(t, json.Unmarshal(text, &want), "%s", text)
+	assert.Equal(t, want, got, "%s", text)
 }
 
 // taken notes what a receiver got, and may refuse more.

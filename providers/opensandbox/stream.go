@@ -67,7 +67,7 @@ func (e *events) next() (event, error) {
 	for {
 		line, err := e.line()
 		if text := payload(line); len(text) > 0 {
-			if said, ok := plainLine(text); ok {
+			if said, ok := plainEvent(text); ok {
 				return said, nil
 			}
 			if jerr := json.Unmarshal(text, &ev); jerr != nil {
@@ -93,26 +93,59 @@ func (e *events) waiting() bool {
 	return bytes.IndexByte(bytes.TrimLeft(p, "\r\n"), '\n') >= 0
 }
 
-// plainLine reads the event that a command which prints much consists of: a line of its output with nothing in it that
-// JSON would write in another way.
-func plainLine(text []byte) (event, bool) {
-	for _, kind := range [...]string{"stdout", "stderr"} {
-		rest, ok := bytes.CutPrefix(text, []byte(`{"type":"`+kind+`","text":"`))
-		if !ok {
-			continue
-		}
-		end := bytes.IndexByte(rest, '"')
-		if end < 0 || bytes.IndexByte(rest[:end], '\\') >= 0 || !utf8.Valid(rest[:end]) {
+// plainEvent reads an event as nearly all are: an object of a type, a text and numbers, with nothing in it that JSON
+// could write in another way. A command that prints much consists of these, and a short one of little else.
+func plainEvent(text []byte) (ev event, ok bool) {
+	rest, ok := bytes.CutPrefix(text, []byte("{"))
+	for ok {
+		var name, value []byte
+		if name, rest, ok = plainString(rest); !ok {
 			break
 		}
-		// Behind it there is the time at most.
-		tail, ok := bytes.CutPrefix(rest[end+1:], []byte(`,"timestamp":`))
-		if !ok || len(tail) < 2 || tail[len(tail)-1] != '}' || len(bytes.Trim(tail[:len(tail)-1], "0123456789")) > 0 {
+		if rest, ok = bytes.CutPrefix(rest, []byte(":")); !ok {
 			break
 		}
-		return event{Type: kind, Text: string(rest[:end])}, true
+		switch string(name) {
+		case "type":
+			value, rest, ok = plainString(rest)
+			ev.Type = string(value)
+		case "text":
+			value, rest, ok = plainString(rest)
+			ev.Text = string(value)
+		case "timestamp", "execution_time", "execution_count":
+			digits := len(rest) - len(bytes.TrimLeft(rest, "0123456789"))
+			ok = digits == 1 || digits > 1 && rest[0] != '0'
+			rest = rest[digits:]
+		default:
+			ok = false
+		}
+		if !ok || len(rest) == 0 {
+			break
+		}
+		if len(rest) == 1 && rest[0] == '}' {
+			return ev, ev.Type != ""
+		}
+		rest, ok = bytes.CutPrefix(rest, []byte(","))
 	}
 	return event{}, false
+}
+
+// plainString reads a JSON string that stands for itself.
+func plainString(p []byte) (value, rest []byte, ok bool) {
+	p, ok = bytes.CutPrefix(p, []byte(`"`))
+	if !ok {
+		return nil, nil, false
+	}
+	end := bytes.IndexByte(p, '"')
+	if end < 0 || !utf8.Valid(p[:end]) {
+		return nil, nil, false
+	}
+	for _, c := range p[:end] {
+		if c < ' ' || c == '\\' {
+			return nil, nil, false
+		}
+	}
+	return p[:end], p[end+1:], true
 }
 
 // payload is what of a line is JSON.

@@ -56,8 +56,9 @@ EXAMINE = 34
 TEST = 1000
 
 
-# json.dumps() makes one for every call that is not all defaults.
+# json.dumps() makes one for every call that is not all defaults, and json.loads() looks for encodings and blanks.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_DECODER = json.JSONDecoder()
 
 
 class Reply(NamedTuple):
@@ -69,12 +70,12 @@ class Reply(NamedTuple):
 
     def json(self) -> dict[str, Any]:
         """The payload of a reply that is JSON."""
-        return json.loads(self.payload) if self.payload else {}
+        return decode(self.payload) if self.payload else {}
 
     def framed(self) -> tuple[dict[str, Any], memoryview]:
         """The payload of a command's result: its description and the outputs that came with it."""
         size = int.from_bytes(self.payload[:4], "little")
-        return json.loads(self.payload[4 : 4 + size]), memoryview(self.payload)[4 + size :]
+        return decode(self.payload[4 : 4 + size]), memoryview(self.payload)[4 + size :]
 
 
 def encode(request: Mapping[str, Any]) -> bytes:
@@ -83,6 +84,11 @@ def encode(request: Mapping[str, Any]) -> bytes:
     Raises TypeError for what JSON can't say, ValueError for NaN and for text that is not UTF-8.
     """
     return _ENCODER.encode(request).encode()
+
+
+def decode(answer: bytes) -> dict[str, Any]:
+    """What the library wrote as JSON."""
+    return _DECODER.raw_decode(str(answer, "utf-8"))[0]
 
 
 def encode_timeout(timeout_s: int | float | None) -> float | None:
