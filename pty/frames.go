@@ -23,7 +23,7 @@ func (s *Session) receive(l *link, greeting bool) error {
 		room = proto.RingSize + 2*proto.MaxChunk
 	}
 	for {
-		if err := l.alive(); err != nil {
+		if err := l.patience.Extend(); err != nil {
 			return err
 		}
 		kind, r, err := l.conn.NextReader()
@@ -128,7 +128,7 @@ func (s *Session) binary(l *link, r io.Reader, buf []byte, room *int64) error {
 		return err
 	}
 	for {
-		if err := l.alive(); err != nil {
+		if err := l.patience.Extend(); err != nil {
 			return err
 		}
 		n, err := io.ReadFull(r, buf)

@@ -30,7 +30,7 @@ type link struct {
 	told    int64       // offset of output up to where the server was told; the pump's
 	acks    chan int64  // the newest offset to tell
 
-	extended time.Time // when the server was last given more time; the pump's
+	patience proto.Patience // the pump's
 
 	beating sync.WaitGroup
 	writing chan struct{} // holds one entry while a message is written
@@ -42,19 +42,20 @@ func newLink(conn *websocket.Conn, times *clientTimes) *link {
 		close(l.done)
 		_ = conn.NetConn().Close()
 	})
+	l.patience = proto.Patience{Conn: conn, Silence: times.silence}
 	l.quick = prompt.New(conn.NetConn(), true)
 	conn.SetCloseHandler(func(code int, _ string) error {
 		// The answer, which must not come into the middle of a message.
 		_ = l.goodbye(code)
 		return nil
 	})
-	conn.SetPongHandler(func(string) error { return l.alive() })
+	conn.SetPongHandler(func(string) error { return l.patience.Extend() })
 	conn.SetPingHandler(func(data string) error {
 		select {
 		case l.pongs <- data: // not from here: a full connection must not keep the pump from reading
 		default:
 		}
-		return l.alive()
+		return l.patience.Extend()
 	})
 	l.beating.Go(l.beat)
 	return l
@@ -62,17 +63,6 @@ func newLink(conn *websocket.Conn, times *clientTimes) *link {
 
 // farewell bounds the writing of what may as well get lost.
 const farewell = 200 * time.Millisecond
-
-// alive gives the server time for its next message. Whoever reads calls it. That moves a timer, which is not worth it
-// for every key.
-func (l *link) alive() error {
-	now := time.Now()
-	if now.Sub(l.extended) < l.times.silence/64 {
-		return nil
-	}
-	l.extended = now
-	return l.conn.SetReadDeadline(now.Add(l.times.silence))
-}
 
 // beat asks for a sign of life now and then, and gives one when asked.
 func (l *link) beat() {

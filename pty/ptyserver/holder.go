@@ -233,29 +233,21 @@ func (h *holder) beat() {
 
 // receive takes the client's messages. left: it has said good-bye.
 func (h *holder) receive() (left bool) {
-	var extended time.Time
-	alive := func(string) error {
-		now := time.Now()
-		if now.Sub(extended) < h.times.silence/64 {
-			return nil // moving a timer is not worth it for every key
-		}
-		extended = now
-		return h.conn.SetReadDeadline(now.Add(h.times.silence))
-	}
+	patience := proto.Patience{Conn: h.conn, Silence: h.times.silence}
 	h.conn.SetCloseHandler(func(code int, _ string) error {
 		h.closing(code, "", h.times.farewell)
 		return nil
 	})
-	h.conn.SetPongHandler(alive)
+	h.conn.SetPongHandler(func(string) error { return patience.Extend() })
 	h.conn.SetPingHandler(func(data string) error {
 		select {
 		case h.pongs <- data: // not from here: a full connection must not keep this loop from reading
 		default:
 		}
-		return alive("")
+		return patience.Extend()
 	})
 	for {
-		if alive("") != nil {
+		if patience.Extend() != nil {
 			return false
 		}
 		kind, r, err := h.conn.NextReader()
