@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 DAEMON_PORT = 44772
 THREADS = 64
+ECHO = "stty raw -echo; printf ready; exec cat"
+"""The program of a terminal that gives back each key."""
 BODY = b'{"command":"true"}'
 
 
@@ -124,8 +126,6 @@ class Floor:
         return lambda: asyncio.get_running_loop().run_in_executor(self._threads, lambda: self.run(next_box()))
 
     async def terminal(self) -> FloorTerminal:
-        from bench.opensandbox_side import ECHO
-
         connection = self._dial(0)
         head = connection.head(b"POST", b"/pty", body=json.dumps({"command": ECHO}).encode())
         length = next(int(line.split(b":")[1]) for line in head if line.startswith(b"content-length"))

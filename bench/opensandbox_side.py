@@ -18,12 +18,11 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bench import measure
-from bench.opensandbox_floor import DAEMON_PORT, Floor
+from bench.opensandbox_floor import DAEMON_PORT, ECHO, Floor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-ECHO = "stty raw -echo; printf ready; exec cat"
 RENEW_S = 10.0
 
 
