@@ -33,10 +33,12 @@ type commandConns struct {
 	proxy      func(*http.Request) (*url.URL, error)
 	dial       func(ctx context.Context, network, address string) (net.Conn, error)
 	idleFor    time.Duration // how long an unused connection is kept
-	maxPerHost int           // unused ones
+	maxIdle    int           // how many of those there are
+	maxPerHost int
 
 	mu     sync.Mutex
 	idle   map[string][]*commandConn // by address, the one that was used last at the end
+	kept   int                       // how many that are
 	sweep  *time.Timer               // nil while there is no idle one
 	closed bool
 }
@@ -164,6 +166,7 @@ func (p *commandConns) pop(address string) *commandConn {
 	c := all[last]
 	all[last] = nil
 	p.idle[address] = all[:last]
+	p.kept--
 	return c
 }
 
@@ -172,7 +175,7 @@ func (p *commandConns) put(c *commandConn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	all := p.idle[c.address]
-	if p.closed || len(all) >= p.maxPerHost {
+	if p.closed || p.kept >= p.maxIdle || len(all) >= p.maxPerHost {
 		_ = c.Close()
 		return
 	}
@@ -181,6 +184,7 @@ func (p *commandConns) put(c *commandConn) {
 		p.idle = map[string][]*commandConn{}
 	}
 	p.idle[c.address] = append(all, c)
+	p.kept++
 	if p.sweep == nil {
 		p.sweep = time.AfterFunc(p.idleFor, p.expire)
 	}
@@ -199,6 +203,7 @@ func (p *commandConns) expire() {
 			_ = all[0].Close()
 			all[0] = nil
 			all = all[1:]
+			p.kept--
 		}
 		if len(all) == 0 {
 			delete(p.idle, address)
@@ -229,7 +234,7 @@ func (p *commandConns) close() {
 			_ = c.Close()
 		}
 	}
-	p.idle = nil
+	p.idle, p.kept = nil, 0
 }
 
 // alive tells whether the other end has left an idle connection as it was: it has neither closed it nor sent anything.

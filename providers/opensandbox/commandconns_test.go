@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -52,6 +53,14 @@ func (c *daemonConn) gone(t *testing.T) {
 	}
 }
 
+// open tells whether the other end has not closed.
+func (c *daemonConn) open(t *testing.T) bool {
+	t.Helper()
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(10*time.Millisecond)))
+	_, err := c.in.Peek(1)
+	return errors.Is(err, os.ErrDeadlineExceeded)
+}
+
 // listening gives a server's URL and its connections.
 func listening(t *testing.T) (string, <-chan *daemonConn) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -88,7 +97,7 @@ func (r refusing) RoundTrip(req *http.Request) (*http.Response, error) {
 func newCommandConns(t *testing.T) *commandConns {
 	p := &commandConns{
 		transport: refusing{t}, proxy: func(*http.Request) (*url.URL, error) { return nil, nil },
-		dial: (&net.Dialer{}).DialContext, idleFor: time.Hour, maxPerHost: 2,
+		dial: (&net.Dialer{}).DialContext, idleFor: time.Hour, maxIdle: 3, maxPerHost: 2,
 	}
 	t.Cleanup(p.close)
 	return p
@@ -317,9 +326,18 @@ func TestUnusedConnectionsOfCommandsAreClosed(t *testing.T) {
 		require.NoError(t, <-ends[i])
 	}
 	all[2].gone(t) // two are kept
+	for range 2 {
+		url, taken := listening(t)
+		all = append(all, answered(t, p, url, taken))
+	}
+	all[4].gone(t) // and one more of all others
+	for _, i := range []int{0, 1, 3} {
+		require.True(t, all[i].open(t))
+	}
 	p.close()
-	all[0].gone(t)
-	all[1].gone(t)
+	for _, i := range []int{0, 1, 3} {
+		all[i].gone(t)
+	}
 }
 
 func TestTheHeadOfAnAnswerIsBounded(t *testing.T) {

@@ -69,7 +69,8 @@ func newRestClient(c connectionConfig) *restClient {
 	}
 	if c.TransportBackend != backendHTTPX { // whose limits are the transport's
 		r.commandConns = &commandConns{
-			transport: pool, proxy: t.Proxy, dial: t.DialContext, idleFor: t.IdleConnTimeout, maxPerHost: t.MaxIdleConnsPerHost,
+			transport: pool, proxy: t.Proxy, dial: t.DialContext, idleFor: t.IdleConnTimeout,
+			maxIdle: t.MaxIdleConns, maxPerHost: t.MaxIdleConnsPerHost,
 		}
 	}
 	return r
