@@ -44,8 +44,8 @@ type events struct {
 }
 
 // readers keeps the buffers of streams that were read: most streams are short, and one of these is most of what
-// a short command takes.
-var readers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, 32<<10) }}
+// a short command takes. They are small, since a thousand sandboxes that are made at once need as many.
+var readers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, 8<<10) }}
 
 // newEvents reads the stream r. Whoever asks for it lets go of it.
 func newEvents(r io.Reader) *events {
