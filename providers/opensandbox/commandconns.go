@@ -27,7 +27,7 @@ const (
 // meanwhile. An http.Transport has two goroutines for each connection; to hand them a short command and to be handed
 // its answer takes as long as all else that is done for it here.
 //
-// What it does not know it leaves to a transport: encryption, proxies, and long requests.
+// What it does not know it leaves to a transport: encryption, proxies, long requests and unusual heads.
 type commandConns struct {
 	transport  http.RoundTripper
 	proxy      func(*http.Request) (*url.URL, error)
@@ -101,8 +101,8 @@ func (c *commandConn) exchange(req *http.Request) (*http.Response, error) {
 	if err := c.send(req); err != nil {
 		return nil, err
 	}
+	c.limit.N = maxAnswerHead // also for all that come before it
 	for {
-		c.limit.N = maxAnswerHead
 		res, err := http.ReadResponse(c.in, req)
 		if err != nil {
 			if c.limit.N <= 0 {
@@ -134,11 +134,7 @@ func (c *commandConn) send(req *http.Request) error {
 
 // take gives a connection to an address, an idle one when there is one that still lives.
 func (p *commandConns) take(ctx context.Context, address string) (*commandConn, error) {
-	for {
-		c := p.pop(address)
-		if c == nil {
-			break
-		}
+	for c := p.pop(address); c != nil; c = p.pop(address) {
 		if c.alive() {
 			return c, nil
 		}

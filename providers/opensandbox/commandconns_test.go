@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -341,18 +340,25 @@ func TestUnusedConnectionsOfCommandsAreClosed(t *testing.T) {
 }
 
 func TestTheHeadOfAnAnswerIsBounded(t *testing.T) {
-	url, taken := listening(t)
-	p := newCommandConns(t)
-	over := posted(t.Context(), p, url, "one")
-	c := <-taken
-	c.request(t)
-	c.say(t, "HTTP/1.1 200 OK\r\n")
-	for {
-		if _, err := fmt.Fprintf(c, "X-More: %s\r\n", strings.Repeat("x", 1000)); err != nil {
-			break
-		}
+	for name, way := range map[string]struct{ first, more string }{
+		"one that is long":      {"HTTP/1.1 200 OK\r\n", "X-More: " + strings.Repeat("x", 1000) + "\r\n"},
+		"more and more of them": {"", "HTTP/1.1 102 Processing\r\n\r\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			url, taken := listening(t)
+			p := newCommandConns(t)
+			over := posted(t.Context(), p, url, "one")
+			c := <-taken
+			c.request(t)
+			c.say(t, way.first)
+			for {
+				if _, err := io.WriteString(c, way.more); err != nil {
+					break
+				}
+			}
+			require.ErrorContains(t, <-over, "the head of the answer is longer than")
+		})
 	}
-	require.ErrorContains(t, <-over, "the head of the answer is longer than")
 }
 
 // What the short way does not know takes the usual one.

@@ -93,7 +93,7 @@ type call struct {
 	url    string
 	header http.Header
 	json   any
-	// command: it runs a command, and is never repeated by the client itself.
+	// command: it runs a command, and may take the short way of commandConns.
 	command bool
 	// stream is a body that can be sent only once; length is its size.
 	stream      io.Reader
