@@ -109,29 +109,33 @@ func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 func TestIsolationClosesWhatItShould(t *testing.T) {
 	state, work := home(t)
 	in := create(t, newProvider(t, map[string]any{"isolation": "bwrap", "workspace_root": work}), core.Spec{})
+	// A name that nothing else on this machine has.
+	mine := fmt.Sprintf("ngs-test-%d-%d", os.Getpid(), time.Now().UnixNano())
 	for _, c := range []struct{ command, why string }{
-		{"! touch /etc/ngs-test /usr/ngs-test /root/ngs-test", "the machine's files can be written to"},
+		{"! touch /etc/" + mine + " && ! touch /usr/" + mine + " && ! touch /root/" + mine, "the machine's files can be written to"},
 		{"! mount -o remount,rw / && ! mount -o remount,bind,rw /usr", "the read-only mounts can be undone"},
 		{"! unshare -Ur mount -o remount,bind,rw /usr", "the read-only mounts can be undone from another namespace"},
 		{"! ls /run/docker.sock /var/run/docker.sock /run/containerd /run/dbus", "a daemon's socket can be reached"},
 		{"[ -z \"$(ls -A " + state + "/nemo-gym-sandbox)\" ]", "other sandboxes' state can be read"},
 		{"[ $(ls -d /proc/[0-9]* | wc -l) -lt 10 ] && ! kill -0 " + fmt.Sprint(os.Getpid()), "the machine's processes are visible"},
-		{"touch here /tmp/x /var/tmp/x /run/x /dev/shm/x && echo x >/dev/null", "nothing can be written to"},
+		{"for d in . /tmp /var/tmp /run /dev/shm; do touch $d/" + mine + " || exit 1; done; echo x >/dev/null", "nothing can be written to"},
 		{"[ $(stat -c %a /tmp) = 1777 ]", "/tmp is not open to all"},
 		{"[ \"$(pwd)\" = " + in.rec.Workspace + " ]", "the workspace has another name inside"},
 		{"ls /usr/bin/env /etc/passwd", "programs and files of the machine are missing"},
 		{"grep -q 'CapBnd:.0000000000000000' /proc/self/status && grep -q 'NoNewPrivs:.1' /proc/self/status", "capabilities are left"},
-		{"mkdir /tmp/a && rm -rf /tmp/[a-z] && [ -S /run/ngs/agent.sock ]", "clearing /tmp takes the agent's socket away"},
+		{"rm -rf /tmp/" + mine + "* && [ -S /run/ngs/agent.sock ]", "clearing /tmp takes the agent's socket away"},
 	} {
 		if code, out := run(t, in, c.command); code != 0 {
 			t.Errorf("%s: %s: %s", c.why, c.command, out)
 		}
 	}
-	if _, err := os.Stat(in.rec.Workspace + "/here"); err != nil {
+	if _, err := os.Stat(filepath.Join(in.rec.Workspace, mine)); err != nil {
 		t.Errorf("the workspace is not the one on this machine: %v", err)
 	}
-	if left, _ := filepath.Glob("/tmp/x"); len(left) > 0 {
-		t.Error("/tmp is this machine's")
+	for _, dir := range []string{"/tmp", "/var/tmp", "/run", "/dev/shm"} {
+		if _, err := os.Lstat(filepath.Join(dir, mine)); err == nil {
+			t.Errorf("%s is this machine's", dir)
+		}
 	}
 }
 

@@ -195,9 +195,11 @@ async def a_file_of_the_spec_is_missing_at_the_first_command(box: Box) -> None:
 async def a_file_belongs_to_somebody_else_than_the_default_user(box: Box) -> None:
     """Files of the spec and uploads belong to the default user."""
     box.sandbox.set_default_user("12345")
-    await box.start(files={"/tmp/of-the-spec": "x"})
-    await box.sandbox.upload(box.local("f", b"x"), "/tmp/made/uploaded")
-    await box.bash("stat -c %u /tmp/of-the-spec /tmp/made /tmp/made/uploaded; id -u", "12345\n" * 4)
+    folder = f"/tmp/testing-made-{marker()}"
+    given, uploaded = f"{folder}.given", f"{folder}/uploaded"
+    await box.start(files={given: "x"})
+    await box.sandbox.upload(box.local("f", b"x"), uploaded)
+    await box.bash(f"stat -c %u {given} {folder} {uploaded}; id -u; rm -r {given} {folder}", "12345\n" * 4)
 
 
 @case(unless="no_ttl")

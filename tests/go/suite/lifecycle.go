@@ -2,6 +2,7 @@ package suite
 
 import (
 	"context"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -114,7 +115,11 @@ var lifecycleCases = []testCase{
 			t.Fatalf("the sandbox is not among %v: Leftovers sees nothing", now)
 		}
 		// Whatever commands do to the files that they own.
-		b.ok(t, "mkdir d; touch d/f; chmod 0 d/f d; mkdir /tmp/e; touch /tmp/e/f; chmod 0 /tmp/e")
+		dir := b.scratch(t)
+		b.ok(t, "mkdir d; touch d/f; chmod 0 d/f d; touch "+dir+"/f; chmod 0 "+dir)
+		if b.cfg.Unisolated {
+			t.Cleanup(func() { _ = os.RemoveAll(dir) })
+		}
 		if err := b.sb.Stop(b.context(t)); err != nil {
 			t.Fatal(err)
 		}
@@ -187,9 +192,10 @@ var lifecycleCases = []testCase{
 		b.sh(t, "pwd").wantStdout(t, b.spec.Workdir+"\n")
 	}},
 	{name: "a_file_of_the_spec_is_missing_at_the_first_command", run: func(t *testing.T, b *box) {
-		b.spec.Files = []core.File{{Path: "rel/a.txt", Content: "ä\n"}, {Path: "/tmp/suite-spec-file", Content: ""}, {Path: "rel/a.txt", Content: "later wins"}}
+		path := "/tmp/suite-spec-file-" + marker()
+		b.spec.Files = []core.File{{Path: "rel/a.txt", Content: "ä\n"}, {Path: path, Content: ""}, {Path: "rel/a.txt", Content: "later wins"}}
 		b.start(t)
-		b.sh(t, "cat rel/a.txt /tmp/suite-spec-file; rm /tmp/suite-spec-file").wantStdout(t, "later wins")
+		b.sh(t, "cat rel/a.txt "+path+"; rm "+path).wantStdout(t, "later wins")
 	}},
 	{name: "a_sandbox_outlives_its_time", absent: func(c Config) bool { return c.NoTTL }, run: func(t *testing.T, b *box) {
 		b.spec.TTL = b.cfg.times(3 * time.Second)

@@ -48,9 +48,6 @@ class OverStandin(SandboxConformance):
             cls._server.wait(30)
             cls._server.stdout.close()
             shutil.rmtree(cls._folder)
-            # The sandboxes' root is this machine's.
-            shutil.rmtree("/tmp/made", ignore_errors=True)
-            Path("/tmp/of-the-spec").unlink(missing_ok=True)
 
     @classmethod
     def provider(cls) -> OpenSandboxProvider:

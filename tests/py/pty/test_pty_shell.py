@@ -190,9 +190,11 @@ async def test_a_shell_in_a_running_sandbox_lets_it_live_on(terminal: Tmux) -> N
     async with AsyncSandbox({"local": {}}, SandboxSpec()) as sandbox:
         await sandbox.start()
         number = (await sandbox.serialize())["sandbox_id"]
-        terminal.type(f"{SHELL} --provider local --sandbox {number} --command 'echo there > /tmp/mark'; echo status-$?")
+        terminal.type(
+            f"{SHELL} --provider local --sandbox {number} --command 'echo there > /tmp/mark-{number}'; echo status-$?"
+        )
         terminal.sees("^status-0$")
-        assert (await sandbox.exec("cat /tmp/mark")).stdout == "there\n"
+        assert (await sandbox.exec(f"cat /tmp/mark-{number}")).stdout == "there\n"
 
 
 def test_options(terminal: Tmux, tmp_path: Path) -> None:
