@@ -60,6 +60,39 @@ func TestMarkedOutputIsFoundHoweverItIsCut(t *testing.T) {
 	})
 }
 
+func TestAnEndWithoutAStartCountsWhenNothingFollows(t *testing.T) {
+	m := newMarkers()
+	typed := "older\r\n$ { printf '%s%s\\n' '" + m.first + "' '" + m.second + "S'\r\n> x )\r\nsyntax error\r\n$ printf '%s%s:%s\\n' '" + m.first + "'\r\n"
+	for _, n := range []int{1, 7, 1000} {
+		o := newMarked(m)
+		for rest := []byte(typed + string(m.end()) + "2\r\n$ "); len(rest) > 0; rest = rest[min(n, len(rest)):] {
+			o.feed(rest[:min(n, len(rest))])
+		}
+		code, known := o.status()
+		assert.True(t, o.hasStatus() && !o.complete() && known)
+		assert.Equal(t, 2, code)
+		assert.Equal(t, "> x )\r\nsyntax error\r\n", string(o.output()))
+		o.feed([]byte(string(m.start()) + "\r\nout" + string(m.end()) + "3\r\n"))
+		code, known = o.status()
+		assert.True(t, o.complete() && known)
+		assert.Equal(t, 3, code)
+		assert.Equal(t, "out", string(o.output()))
+	}
+}
+
+func TestExecTellsOfAMistakeInTheCommand(t *testing.T) {
+	r := newRig(t)
+	s := r.open(core.PTYSpec{})
+	res, err := s.Exec(r.ctx(), "echo )")
+	require.NoError(t, err)
+	assert.Contains(t, strings.ToLower(string(res.Stdout)), "syntax error")
+	assert.NotContains(t, string(res.Stdout), "NGS")
+	assert.Equal(t, 2, res.Code)
+	res, err = s.Exec(r.ctx(), "echo alive")
+	require.NoError(t, err)
+	assert.Equal(t, "alive", strings.TrimSpace(string(res.Stdout)))
+}
+
 func TestExecGivesTheOutputAlone(t *testing.T) {
 	r := newRig(t)
 	for _, pipes := range []bool{false, true} {

@@ -98,19 +98,26 @@ func assemble(b *bytes.Buffer, command string) {
 // marked takes a session's output in any pieces and finds the part that belongs to one command.
 type marked struct {
 	start, end []byte
+	typedFirst []byte // what the shell's echo has of both
+	typedStart []byte // and of the start alone
 	text       []byte
 	searched   int  // there is no marker before
 	begun      bool // text begins with the output
-	statusAt   int  // where the status begins, -1 before
+	statusAt   int  // where the status begins, -1 before; until begun it is of an end marker that no start came before
 }
 
-func newMarked(m markers) *marked { return &marked{start: m.start(), end: m.end(), statusAt: -1} }
+func newMarked(m markers) *marked {
+	return &marked{start: m.start(), end: m.end(), typedFirst: []byte(m.first), typedStart: []byte(m.second + "S'"), statusAt: -1}
+}
 
 // feed adds a piece.
 func (o *marked) feed(p []byte) {
 	o.text = append(o.text, p...)
 	if !o.begun {
-		at := o.find(o.start)
+		if alone := bytes.Index(o.text[o.searched:], o.end); alone >= 0 && o.statusAt < 0 {
+			o.statusAt = o.searched + alone + len(o.end)
+		}
+		at := o.find(o.start) // as long as the other one
 		if at < 0 {
 			return
 		}
@@ -121,7 +128,7 @@ func (o *marked) feed(p []byte) {
 		}
 		// Echo and prompts.
 		o.text = append(o.text[:0], o.text[at+newline+1:]...)
-		o.begun, o.searched = true, 0
+		o.begun, o.searched, o.statusAt = true, 0, -1
 	}
 	if o.statusAt < 0 {
 		if at := o.find(o.end); at >= 0 {
@@ -150,19 +157,24 @@ func (o *marked) digits() (n int, more bool) {
 
 // complete: the whole line with the status was seen.
 func (o *marked) complete() bool {
-	if o.statusAt < 0 {
+	if !o.begun || o.statusAt < 0 {
 		return false
 	}
 	_, more := o.digits()
 	return more
 }
 
-// hasStatus: at least a part of the status was seen.
+// hasStatus: at least a part of the status was seen, or of one that no start came before: it counts when nothing follows.
+//
+// A shell that finds a mistake in a group drops what it has read of it and goes on with the next line. So the end marker
+// comes, with the status of the mistake, and the start marker never does.
 func (o *marked) hasStatus() bool { return o.statusAt >= 0 && len(o.text) > o.statusAt }
 
 // output is what the command printed so far.
 func (o *marked) output() []byte {
 	switch {
+	case !o.begun && o.statusAt >= 0:
+		return o.saidOfMistake(o.text[:o.statusAt-len(o.end)])
 	case !o.begun:
 		return nil
 	case o.statusAt >= 0:
@@ -170,6 +182,26 @@ func (o *marked) output() []byte {
 	default:
 		return o.text
 	}
+}
+
+// saidOfMistake is among echo and prompts, of which only the markers' own lines can be told apart.
+func (o *marked) saidOfMistake(text []byte) (said []byte) {
+	for len(text) > 0 {
+		n := bytes.IndexAny(text, "\r\n") + 1
+		if n == 0 {
+			n = len(text)
+		} else if bytes.HasPrefix(text[n-1:], []byte("\r\n")) {
+			n++
+		}
+		switch line := text[:n]; {
+		case !bytes.Contains(line, o.typedFirst):
+			said = append(said, line...)
+		case bytes.Contains(line, o.typedStart):
+			said = said[:0] // what comes before is older than the command
+		}
+		text = text[n:]
+	}
+	return said
 }
 
 // status is the exit status; false when what was printed in its place is not one.

@@ -94,6 +94,7 @@ class MarkedOutput:
         self._chunks = bytearray()
         self._searched = 0
         self._begin: int | None = None
+        self._alone_at: int | None = None  # where an end marker is that no start came before
         self._status_at: int | None = None
         self._output_end = 0
 
@@ -112,7 +113,10 @@ class MarkedOutput:
         return at
 
     def _find_start(self) -> None:
-        at = self._find(self._markers.start)
+        if self._alone_at is None:
+            alone = self._chunks.find(self._markers.end, self._searched)
+            self._alone_at = alone if alone >= 0 else None
+        at = self._find(self._markers.start)  # as long as the other one
         if at < 0:
             return
         newline = self._chunks.find(b"\n", at)
@@ -121,6 +125,7 @@ class MarkedOutput:
             return
         del self._chunks[: newline + 1]  # echo and prompts
         self._begin = self._searched = 0
+        self._alone_at = None
 
     def _find_end(self) -> None:
         at = self._find(self._markers.end)
@@ -142,21 +147,43 @@ class MarkedOutput:
 
     @property
     def has_status(self) -> bool:
-        """Whether at least part of the status was seen."""
-        return self._status_at is not None and len(self._chunks) > self._status_at
+        """Whether at least part of the status was seen, or of one that no start came before: it counts when nothing follows.
+
+        A shell that finds a mistake in a group drops what it has read of it and goes on with the next line. So the end
+        marker comes, with the status of the mistake, and the start marker never does.
+        """
+        at = self._status_from()
+        return at is not None and len(self._chunks) > at
+
+    def _status_from(self) -> int | None:
+        return self._status_at if self._alone_at is None else self._alone_at + len(self._markers.end)
 
     @property
     def output(self) -> bytes:
         """What the command printed so far."""
+        if self._alone_at is not None:
+            return self._said_of_mistake(self._alone_at)
         if self._begin is None:
             return b""
         return bytes(self._chunks[: self._output_end] if self.ended else self._chunks)
 
+    def _said_of_mistake(self, end: int) -> bytes:
+        """It is among echo and prompts, of which only the markers' own lines can be told apart."""
+        ours, starts = self._markers.first.encode(), f"{self._markers.second}S'".encode()
+        said: list[bytes] = []
+        for line in bytes(self._chunks[:end]).splitlines(keepends=True):
+            if ours not in line:
+                said.append(line)
+            elif starts in line:  # what comes before is older than the command
+                said.clear()
+        return b"".join(said)
+
     @property
     def status(self) -> int | None:
         """The exit status; None when what was printed in its place is not a number."""
-        if self._status_at is None:
+        at = self._status_from()
+        if at is None:
             return None
-        tail = bytes(self._chunks[self._status_at :])
+        tail = bytes(self._chunks[at:])
         digits = tail.replace(b"\r", b"\n").partition(b"\n")[0]
         return int(digits) if digits.isdigit() else None

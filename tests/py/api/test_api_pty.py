@@ -169,6 +169,25 @@ async def test_a_status_without_a_line_end_is_taken_when_nothing_follows():
     assert (await sandbox.pty.exec("x")).return_code == 5
 
 
+async def test_an_end_without_a_start_counts_when_nothing_follows():
+    sandbox, _ = await box()
+    session = await sandbox.pty.create()
+
+    def refused(start: bytes, end: bytes) -> list[bytes]:
+        first, second = (field.encode() for field in session.writes[-1].decode().splitlines()[-2].split("'")[3:6:2])
+        shown = b"$ { printf '%s%s\\n' '" + first + b"' '" + second + b"S'\r\n"
+        return [
+            b"older\r\n" + shown + b"> x )\r\nsyntax error\r\n$ printf '" + first + b"'\r\n" + end[:5],
+            end[5:] + b"2",
+            b"\r\n$ ",
+        ]
+
+    session.answer = refused
+    assert await sandbox.pty.exec("x )") == SandboxExecResult("> x )\r\nsyntax error\r\n", None, 2)
+    session.answer = lambda start, end: [b"noise " + end + b"7\r\n", start + b"\r\nout" + end + b"3\r\n"]
+    assert await sandbox.pty.exec("x") == SandboxExecResult("out", None, 3)
+
+
 async def test_a_status_that_is_no_number():
     sandbox, _ = await box()
     session = await sandbox.pty.create()

@@ -79,6 +79,16 @@ async def test_what_is_typed_arrives_verbatim(sandbox: AsyncSandbox, command: st
     assert await run(sandbox, "echo alive") == ("alive\n", 0)
 
 
+@pytest.mark.parametrize("command", ["echo )", "echo fine; done", ";"])
+async def test_a_mistake_in_a_command_is_told_at_once(sandbox: AsyncSandbox, command: str):
+    await sandbox.pty.create()
+    output, status = await run(sandbox, command)
+    assert "syntax error" in output.lower()
+    assert "NGS" not in output
+    assert status == 2
+    assert await run(sandbox, "echo alive") == ("alive\n", 0)
+
+
 @pytest.mark.parametrize("size", [980, 1100, 4100, 20_000])
 async def test_long_lines_are_not_cut(sandbox: AsyncSandbox, size: int):
     await sandbox.pty.create()
