@@ -131,11 +131,15 @@ func (c *Client) Attach(ctx context.Context, id string, takeover bool, since int
 		return nil, c.named("pty attach", core.Errorf(core.KindInvalid, "", "the session's id is empty"))
 	}
 	// A proxy may answer the websocket's handshake in its own words; this one is plain.
-	switch info, err := c.info(ctx, id); {
+	info, err := c.info(ctx, id)
+	switch {
 	case isStatus(err, http.StatusNotFound, proto.CodeNotFound):
 		return nil, c.notFound("pty attach", id)
 	case err == nil && c.RestartsEnded && !info.Running && info.OutputOffset > 0:
 		return nil, c.errorf("pty attach", "PTY session %s has ended: attaching to it would run its command again", id)
+	case err == nil && c.Flow:
+		// From beyond the end on, what comes would be counted wrongly, and a later attach would miss some of it.
+		since = min(since, info.OutputOffset)
 	}
 	if takeover && c.Yield != nil {
 		if err := c.Yield(ctx, id); err != nil {

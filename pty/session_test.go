@@ -229,6 +229,22 @@ func TestAttachReplaysFromAnOffset(t *testing.T) {
 	assert.Equal(t, (numbered(300) + "end\n")[10:], string(r.rest(last.Read)))
 }
 
+func TestAttachFromBeyondTheEndLosesNothingLater(t *testing.T) {
+	r := newRig(t)
+	s := r.open(core.PTYSpec{Command: "echo zero; read x; sleep 0.1; echo one; read x; echo two", NoTerminal: true})
+	r.until(s, "zero\n")
+	a := r.attach(s.SessionID(), true, 1<<30)
+	require.NoError(t, a.Write(r.ctx(), []byte("\n")))
+	require.NoError(t, a.Detach())
+	require.Eventually(t, func() bool {
+		info, err := r.info(r.ctx(), s.SessionID())
+		return err == nil && info.OutputOffset == int64(len("zero\none\n"))
+	}, soon, time.Millisecond)
+	require.NoError(t, a.Reattach(r.ctx()))
+	require.NoError(t, a.Write(r.ctx(), []byte("\n")))
+	assert.Equal(t, "one\ntwo\n", string(r.rest(a.Read)))
+}
+
 func TestDetachLosesNoInput(t *testing.T) {
 	r := newRig(t)
 	s := r.open(core.PTYSpec{Command: "cat", NoTerminal: true})
