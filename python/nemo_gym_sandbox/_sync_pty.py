@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+
+from nemo_gym_sandbox.providers.base import SandboxPtyError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
     from types import TracebackType
 
     from nemo_gym_sandbox._loop_thread import LoopThread
     from nemo_gym_sandbox._pty import SandboxPty
     from nemo_gym_sandbox.providers.base import SandboxExecResult, SandboxPtySession
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class SyncSandboxPtySession:
@@ -32,44 +38,44 @@ class SyncSandboxPtySession:
 
     @property
     def closed(self) -> bool:
-        """Whether the session can no longer run commands."""
-        return self.session.closed
+        """Whether the session can no longer run commands, which includes the end of its sandbox here."""
+        return self._thread.closed or self.session.closed
 
     def read(self, timeout_s: float | None = None) -> bytes:
         """The next chunk of output, ``b""`` at the end; TimeoutError after ``timeout_s`` seconds."""
-        return self._thread.run(self.session.read, timeout_s=timeout_s)
+        return self._run(self.session.read, timeout_s=timeout_s)
 
     def read_stderr(self, timeout_s: float | None = None) -> bytes:
         """The next chunk of stderr, which only pipe mode has apart."""
-        return self._thread.run(self.session.read_stderr, timeout_s=timeout_s)
+        return self._run(self.session.read_stderr, timeout_s=timeout_s)
 
     def write(self, data: bytes) -> None:
         """Send bytes, unchanged, to the terminal's input."""
-        self._thread.run(self.session.write, data)
+        self._run(self.session.write, data)
 
     def resize(self, rows: int, cols: int) -> None:
         """Change the terminal's size."""
-        self._thread.run(self.session.resize, rows, cols)
+        self._run(self.session.resize, rows, cols)
 
     def send_signal(self, signal: str) -> None:
         """Deliver a signal by name to the session's process group."""
-        self._thread.run(self.session.send_signal, signal)
+        self._run(self.session.send_signal, signal)
 
     def wait_exit(self, timeout_s: float | None = None) -> int:
         """Wait for the process to exit and return its exit code."""
-        return self._thread.run(self.session.wait_exit, timeout_s=timeout_s)
+        return self._run(self.session.wait_exit, timeout_s=timeout_s)
 
     def detach(self) -> None:
         """Drop the connection while the session lives on, where the provider can."""
-        self._thread.run(self._optional("detach"))
+        self._run(self._optional("detach"))
 
     def reattach(self) -> None:
         """Connect a detached session again, with what was printed since."""
-        self._thread.run(self._optional("reattach"))
+        self._run(self._optional("reattach"))
 
     def run_detached(self, command: str, poll_interval_s: float = 15.0) -> tuple[bytes, int | None]:
         """Run one command, looking for its end every ``poll_interval_s`` seconds."""
-        return self._thread.run(self._optional("run_detached"), command, poll_interval_s=poll_interval_s)
+        return self._run(self._optional("run_detached"), command, poll_interval_s=poll_interval_s)
 
     def _optional(self, name: str) -> Any:
         method = getattr(self.session, name, None)
@@ -78,8 +84,16 @@ class SyncSandboxPtySession:
         return method
 
     def close(self) -> None:
-        """Release the session."""
-        self._thread.run(self.session.close)
+        """Release the session. Repeating is harmless, and so it is when the sandbox was stopped or disconnected."""
+        if not self._thread.closed:
+            self._run(self.session.close)
+
+    def _run(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        if self._thread.closed:
+            raise SandboxPtyError(
+                f"PTY session {self.session_id} is closed: its sandbox is stopped or disconnected, and the sync loop is closed"
+            )
+        return self._thread.run(function, *args, **kwargs)
 
     def __iter__(self) -> Iterator[bytes]:
         while chunk := self.read():

@@ -253,9 +253,9 @@ class NativePtySession:
 
     @property
     def closed(self) -> bool:
-        """Whether the session can no longer run commands: after close(), and once it ended by an exit, a takeover or a
-        lost connection. A detached session is not closed."""
-        return self._closed or self._exit.done()
+        """Whether the session can no longer run commands: after close(), once it ended by an exit, a takeover or a lost
+        connection, and when its event loop is closed. A detached session is not closed."""
+        return self._closed or self._exit.done() or self._exit.get_loop().is_closed()
 
     @property
     def replay_offset(self) -> int | None:
@@ -277,6 +277,7 @@ class NativePtySession:
         return await self._read(self._outputs[1], timeout_s)
 
     async def _read(self, output: _Output, timeout_s: float | None) -> bytes:
+        self._at_home()
         if self._burst >= BURST:
             self._burst = 0
             await asyncio.sleep(0)
@@ -331,6 +332,7 @@ class NativePtySession:
         if not isinstance(data, (bytes, bytearray, memoryview)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"a terminal takes bytes, not {type(data).__name__}")
         data = bytes(data)
+        self._at_home()
         self._check_input()
         if self._writers == 0 and len(data) <= PIECE:
             data = data[self._input.put(data) :]
@@ -355,6 +357,13 @@ class NativePtySession:
                     await self._input.room()
                 elif at < len(data):
                     await asyncio.sleep(0)
+
+    def _at_home(self) -> None:
+        """The session's event loop alone hears of it: in another one a wait would never end."""
+        if asyncio.get_running_loop() is not self._exit.get_loop():
+            raise SandboxPtyError(
+                f"PTY session {self._id} belongs to another event loop; attach to it in this one, by its id"
+            )
 
     def _check(self) -> None:
         if self._closed:
@@ -388,7 +397,8 @@ class NativePtySession:
     async def send_signal(self, signal: str) -> None:
         """Deliver SIGINT, SIGTERM, SIGKILL, SIGQUIT or SIGHUP to the session's process group; ValueError for others."""
         self._check_input()
-        await self._call(codec.PTY_SIGNAL, signal=signal)
+        given: Any = signal  # a number is refused with the names that there are
+        await self._call(codec.PTY_SIGNAL, signal=given if isinstance(given, str) else repr(given))
 
     async def wait_exit(self, timeout_s: float | None = None) -> int:
         """Wait for the process to exit and return its exit code, 128+n for death by signal n.
@@ -396,8 +406,10 @@ class NativePtySession:
         Raises TimeoutError after ``timeout_s`` seconds, SandboxPtyError when the session ended in another way. Up to
         16 MiB of output are kept meanwhile for later reads; a process that prints more waits to be read.
         """
-        with self._unread():
-            await asyncio.wait([self._exit], timeout=timeout_s)
+        if not self._exit.done():
+            self._at_home()
+            with self._unread():
+                await asyncio.wait([self._exit], timeout=timeout_s)
         if not self._exit.done():
             raise TimeoutError(f"PTY session {self._id} was still running after {timeout_s:g} s")
         reply = self._exit.result()
@@ -454,7 +466,10 @@ class NativePtySession:
         stderr = bytearray()
         await self.write(typed(command, markers))
         while not await self._look(output, stderr):
-            await self.detach()
+            try:
+                await self.detach()
+            except SandboxPtyError:  # the session has ended since: the next look reads its last words, and tells why
+                continue
             await asyncio.sleep(poll_interval_s)
             await self.reattach()
         if self._mode == "pipe":
@@ -488,8 +503,12 @@ class NativePtySession:
     async def close(self) -> None:
         """Release the session: one that was created here is ended, an attached one lives on. Repeating is harmless.
 
-        Reads that wait raise SandboxPtyError.
+        Reads that wait raise SandboxPtyError. One whose event loop is closed is released without waiting for its end.
         """
+        if self._exit.get_loop().is_closed():
+            self._close_behind()
+            return
+        self._at_home()
         first = self._closing is None
         if self._closing is None:
             self._closed = True
@@ -499,6 +518,13 @@ class NativePtySession:
         self._bridge.unwatch(*self._terminal.streams)
         if first and self._closing.result().status != 0:
             raise failure(self._closing.result(), codec.PTY_CLOSE)
+
+    def _close_behind(self) -> None:
+        """End the session for a loop that hears of nothing any more."""
+        if not self._closed:
+            self._closed = True
+            with contextlib.suppress(RuntimeError):  # the library has let go of it with its loop
+                self._bridge.start(codec.PTY_CLOSE, codec.encode({"terminal": self._terminal.number}))
 
     async def __aenter__(self) -> Self:
         return self
@@ -514,6 +540,7 @@ class NativePtySession:
         self._input.wake()
 
     async def _call(self, op: int, **fields: Any) -> Reply:
+        self._at_home()
         reply = await self._bridge.call(op, codec.encode({"terminal": self._terminal.number, **fields}))
         if reply.status != 0:
             raise failure(reply, op)

@@ -224,3 +224,17 @@ async def test_a_detached_command_that_prints_more_than_is_retained_is_an_error(
 async def test_a_detached_command_that_ends_its_shell_is_an_error(sandbox: AsyncSandbox) -> None:
     with pytest.raises(SandboxPtyError, match="ended before the command finished"):
         await sandbox.pty.exec("sleep 1.5; exit 3", detach=True, poll_interval_s=0.3)
+
+
+async def test_a_shell_that_ends_just_before_it_would_be_left_alone(on_local: AsyncSandbox) -> None:
+    session: Any = await on_local.pty.create()
+    detach = session.detach
+
+    async def late() -> None:
+        await session.wait_exit()
+        await detach()
+
+    session.detach = late
+    with pytest.raises(SandboxPtyError, match="ended before the command finished"):
+        await session.run_detached("sleep 1.2; exit 3")
+    await session.close()

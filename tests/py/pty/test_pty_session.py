@@ -6,6 +6,7 @@ import asyncio
 import gc
 import hashlib
 import inspect
+import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -219,6 +220,8 @@ async def test_wrong_arguments_are_named(sandbox: AsyncSandbox) -> None:
     async with await sandbox.pty.create() as session:
         with pytest.raises(ValueError, match=r"supports only the signals SIG.*not .SIGUSR1."):
             await session.send_signal("SIGUSR1")
+        with pytest.raises(ValueError, match=r"supports only the signals SIG.*not .*15"):
+            await session.send_signal(signal.SIGTERM)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="between 1 and 65535"):
             await session.resize(0, 1)
         with pytest.raises(TypeError, match="takes bytes, not str"):
@@ -325,3 +328,50 @@ def test_a_sandbox_without_a_loop_has_sessions_too(backend: str, tmp_path: Path)
             assert (output.replace(b"\r\n", b"\n"), code) == (b"away\nback\n", 0)
             session.write(b"exit 9\n")
             assert session.wait_exit(timeout_s=PATIENCE_S) == 9
+
+
+def test_a_session_whose_loop_is_closed_is_refused_and_keeps_nobody_waiting() -> None:
+    sandbox = AsyncSandbox({"local": {}}, SandboxSpec())
+
+    async def begin() -> list[SandboxPtySession]:
+        await sandbox.start()
+        return [await sandbox.pty.create(), await sandbox.pty.create("cat")]
+
+    async def go_on(shell: SandboxPtySession, other: SandboxPtySession) -> None:
+        calls = (shell.read, shell.wait_exit, lambda: shell.write(b"x"), lambda: shell.send_signal("SIGINT"))
+        for call in (*calls, lambda: shell.resize(9, 9), shell.detach):  # type: ignore[attr-defined]
+            with pytest.raises(SandboxPtyError, match="belongs to another event loop"):
+                await asyncio.wait_for(call(), PATIENCE_S)
+        assert shell.closed
+        await asyncio.wait_for(other.close(), PATIENCE_S)
+        await asyncio.wait_for(other.close(), PATIENCE_S)
+        assert (await sandbox.pty.exec("echo alive")).stdout == "alive\r\n"  # not in the old shell
+        async with await sandbox.pty.attach(shell.session_id) as again:
+            await again.write(b"echo st''ill there\n")
+            await until(again, b"still there")
+        await shell.close()
+        await sandbox.stop()
+
+    asyncio.run(go_on(*asyncio.run(begin())))
+
+
+async def test_a_session_of_another_thread_s_loop_is_refused(on_local: AsyncSandbox) -> None:
+    async with await on_local.pty.create("cat") as session:
+        for call in (session.read, session.wait_exit, session.close):
+            with pytest.raises(SandboxPtyError, match="belongs to another event loop"):
+                await asyncio.to_thread(lambda call=call: asyncio.run(call()))
+        assert not session.closed
+        await session.write(b"mine\n")
+        await until(session, b"mine")
+
+
+def test_sessions_of_a_sandbox_that_was_stopped_can_be_closed() -> None:
+    with Sandbox({"local": {}}, SandboxSpec()) as sandbox:
+        sandbox.start()
+        with sandbox.pty.create("cat") as session:
+            assert not session.closed
+            sandbox.stop()
+            assert session.closed
+            with pytest.raises(SandboxPtyError, match="sync loop is closed"):
+                session.read()
+        session.close()
