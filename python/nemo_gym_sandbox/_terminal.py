@@ -110,11 +110,12 @@ class LocalTerminal:
 
     @staticmethod
     def size() -> tuple[int, int]:
-        """Rows and columns."""
-        size = shutil.get_terminal_size()
+        """Rows and columns; those of the environment, or 24 and 80, of a terminal that has not been told its own."""
+        usual = shutil.get_terminal_size()
         with contextlib.suppress(OSError):  # the variables that the line above prefers may be old
-            size = os.get_terminal_size(sys.stdout.fileno())
-        return max(size.lines, 1), max(size.columns, 1)
+            own = os.get_terminal_size(sys.stdout.fileno())
+            return own.lines or usual.lines, own.columns or usual.columns
+        return usual.lines, usual.columns
 
     def __enter__(self) -> Self:
         self._saved = termios.tcgetattr(self._in)
@@ -155,6 +156,17 @@ class LocalTerminal:
             guard.stdin.write(b".")
         guard.wait()
 
+    def stop(self) -> None:
+        """Stop this process, as it was asked to, with the terminal as it was found; :meth:`go_on` is for its return."""
+        with contextlib.suppress(OSError, termios.error):
+            termios.tcsetattr(self._in, termios.TCSADRAIN, self._saved)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Put the terminal into raw mode again, which others have used meanwhile."""
+        with contextlib.suppress(OSError, termios.error):  # whoever reads from it is told
+            tty.setraw(self._in, termios.TCSADRAIN)
+
     def show(self, output: bytes) -> None:
         """Print bytes as they are. OSError when the terminal is gone."""
         self._modes.feed(output)
@@ -176,11 +188,19 @@ async def join(session: SandboxPtySession, terminal: LocalTerminal, *, detach_ke
     """Let the user work in a session until its process exits; gives the exit code.
 
     Keys, mouse reports, colours and everything else pass unchanged, but for ``detach_key``, which raises Detached. Changes
-    of the window's size are forwarded. Raises SandboxPtyError when the session is lost, OSError when the terminal is.
+    of the window's size are forwarded, and the terminal is given back while this process is stopped. Raises SandboxPtyError
+    when the session is lost, OSError when the terminal is.
     """
     loop = asyncio.get_running_loop()
     resized = asyncio.Event()
-    loop.add_signal_handler(signal.SIGWINCH, resized.set)
+
+    def go_on() -> None:
+        terminal.go_on()
+        resized.set()
+
+    handlers = {signal.SIGWINCH: resized.set, signal.SIGTSTP: terminal.stop, signal.SIGCONT: go_on}
+    for number, handler in handlers.items():
+        loop.add_signal_handler(number, handler)
     output = asyncio.ensure_future(_show(session, terminal))
     running = {
         output,
@@ -197,7 +217,8 @@ async def join(session: SandboxPtySession, terminal: LocalTerminal, *, detach_ke
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        loop.remove_signal_handler(signal.SIGWINCH)
+        for number in handlers:
+            loop.remove_signal_handler(number)
     return await session.wait_exit()
 
 

@@ -241,3 +241,34 @@ def test_what_is_switched_off_again() -> None:
     assert modes.reset() == b"\x1b[?1002l\x1b[?2004l\x1b[?1049l\x1b[?25h"
     modes.feed(b"\x1b[?25h\x1b[?1002;2004l\x1b[?1049l")
     assert modes.reset() == b""
+
+
+def test_a_shell_that_is_stopped_and_continued(terminal: Tmux, tmp_path: Path) -> None:
+    terminal.modes("before")
+    terminal.type(f"clear; {SHELL} --provider local")
+    terminal.sees(r"# $")
+    os.kill(terminal.pid_of("nemo_gym_sandbox.shell"), signal.SIGTSTP)
+    terminal.sees("Stopped(.*\n)*host> $")
+    terminal.modes("after")
+    assert same_modes(tmp_path)
+    terminal.resize(90, 20)
+    terminal.type("stty -echo; fg; echo status-$?; stty echo")
+    terminal.is_raw(True)
+    terminal.type("until [ \"$(stty size)\" = '20 90' ]; do sleep 0.1; done; echo re''sized; exit 5")
+    terminal.sees("^resized$(.*\n)*status-5$")
+    terminal.is_raw(False)
+
+
+def test_a_terminal_without_a_size_is_taken_for_a_usual_one(script_environment: Callable[[], dict[str, str]]) -> None:
+    master, other = os.openpty()
+    command = [*SHELL.split(), "--provider", "local", "--command", "stty size"]
+    env = {name: value for name, value in script_environment().items() if name not in ("LINES", "COLUMNS")}
+    shell = subprocess.Popen(command, stdin=other, stdout=other, stderr=other, env=env)
+    os.close(other)
+    try:
+        assert os.read(master, 4096) == b"24 80\r\n"
+        assert shell.wait(PATIENCE_S) == 0
+    finally:
+        shell.kill()
+        shell.wait()
+        os.close(master)
