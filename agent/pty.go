@@ -36,6 +36,7 @@ func (c *Client) terminals() *pty.Client {
 		Provider:  c.o.Provider,
 		SandboxID: c.o.SandboxID,
 		Diagnose:  c.gone,
+		Silent:    c.still,
 		Flow:      true,
 	}
 }
@@ -60,6 +61,15 @@ func (c httpConn) Plain() net.Conn { return c.Conn }
 
 func (c httpConn) Close() error {
 	c.drop()
+	return nil
+}
+
+// still tells why an agent can't answer, nil when it may be about to.
+func (c *Client) still(ctx context.Context) error {
+	switch d := c.diagnose(ctx); d.Status {
+	case core.StatusPaused, core.StatusStopped, core.StatusError:
+		return errors.New(d.Reason)
+	}
 	return nil
 }
 

@@ -31,6 +31,9 @@ type Client struct {
 	// Diagnose, when set, is asked when a connection is lost for no stated
 	// reason. Its error tells that the sandbox can't be reached any more.
 	Diagnose func(ctx context.Context) error
+	// Silent, when set, is asked now and then about a server that does not answer a request. Its error, such as that the
+	// sandbox stands still, ends the request.
+	Silent func(ctx context.Context) error
 	// Yield, when set, is told before a session is taken over that this process is about to do so. What it holds
 	// of it already is then better detached than evicted: its user can come back to it.
 	Yield func(ctx context.Context, id string) error
@@ -55,6 +58,7 @@ type clientTimes struct {
 	ping     time.Duration
 	silence  time.Duration // without any message the connection is dead: a ping and half the time to the next
 	request  time.Duration // bound of one request
+	answer   time.Duration // how long a server is waited for before Silent is asked
 	diagnose time.Duration
 	settled  time.Duration // a connection that held so long was a good one
 	quiet    time.Duration // a detached command is left alone after that
@@ -66,6 +70,7 @@ var standard = clientTimes{
 	ping:     30 * time.Second,
 	silence:  45 * time.Second,
 	request:  300 * time.Second,
+	answer:   time.Second,
 	diagnose: 8 * time.Second,
 	settled:  10 * time.Second,
 	quiet:    time.Second,
@@ -132,7 +137,10 @@ func (c *Client) Attach(ctx context.Context, id string, takeover bool, since int
 	}
 	// A proxy may answer the websocket's handshake in its own words; this one is plain.
 	info, err := c.info(ctx, id)
+	var g *goneError
 	switch {
+	case errors.As(err, &g):
+		return nil, c.failed(ctx, "pty attach", "failed to attach to PTY session "+id, err)
 	case isStatus(err, http.StatusNotFound, proto.CodeNotFound):
 		return nil, c.notFound("pty attach", id)
 	case err == nil && c.RestartsEnded && !info.Running && info.OutputOffset > 0:

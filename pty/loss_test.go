@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -235,6 +237,35 @@ func TestSandboxThatIsGoneIsSaidAtOnce(t *testing.T) {
 	assert.ErrorContains(t, err, "the container was removed")
 	assert.True(t, s.Closed())
 	r.setDeaf(false)
+}
+
+func TestAServerThatCannotAnswerIsNotWaitedFor(t *testing.T) {
+	r := newRig(t)
+	s := r.open(core.PTYSpec{Command: "cat"})
+	r.times.answer = 10 * time.Millisecond
+	r.Dial = func(context.Context) (net.Conn, error) { // nobody answers
+		mine, theirs := net.Pipe()
+		go func() { _, _ = io.Copy(io.Discard, theirs) }()
+		return mine, nil
+	}
+	var asked atomic.Int32
+	r.Silent = func(context.Context) error {
+		if asked.Add(1)%2 == 1 {
+			return nil
+		}
+		return errors.New("it stands still")
+	}
+	for name, call := range map[string]func() error{
+		"create": func() error { _, err := r.Open(r.ctx(), core.PTYSpec{Rows: 24, Cols: 80}); return err },
+		"attach": func() error { _, err := r.Attach(r.ctx(), s.SessionID(), true, 0); return err },
+		"close":  func() error { return s.Close(r.ctx()) },
+	} {
+		err := call()
+		assert.Equal(t, core.KindPTY, core.KindOf(err), name)
+		assert.ErrorContains(t, err, "it stands still", name)
+		assert.ErrorContains(t, err, name)
+	}
+	assert.EqualValues(t, 6, asked.Load())
 }
 
 func TestCloseDuringAReconnectDoesNotWait(t *testing.T) {

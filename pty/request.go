@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/nemo-gym/nemo_gym_sandbox/core"
@@ -31,9 +32,10 @@ func isStatus(err error, status int, code string) bool {
 
 // mayHeal tells whether a failed request may succeed when it is repeated.
 func mayHeal(err error) bool {
+	var g *goneError
 	var se *statusError
 	if !errors.As(err, &se) {
-		return true
+		return !errors.As(err, &g)
 	}
 	switch se.status {
 	case http.StatusNotFound, http.StatusBadGateway, http.StatusServiceUnavailable:
@@ -62,6 +64,34 @@ func (c *Client) call(ctx context.Context, method, path string, in, out any, wai
 func (c *Client) once(ctx context.Context, method, path string, in, out any) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.request())
 	defer cancel()
+	ctx, answered := c.watched(ctx)
+	defer answered()
+	status, err := c.roundTrip(ctx, method, path, in, out)
+	var g *goneError
+	if err != nil && errors.As(context.Cause(ctx), &g) {
+		err = g
+	}
+	return status, err
+}
+
+// watched gives a context that ends when Silent knows why the server does not answer. answered ends the watch.
+func (c *Client) watched(ctx context.Context) (watched context.Context, answered func()) {
+	if c.Silent == nil {
+		return ctx, func() {}
+	}
+	watched, cancel := context.WithCancelCause(ctx)
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		for sleep(watched, c.t().answer) {
+			if err := c.Silent(watched); err != nil {
+				cancel(&goneError{err})
+			}
+		}
+	})
+	return watched, func() { cancel(nil); watching.Wait() }
+}
+
+func (c *Client) roundTrip(ctx context.Context, method, path string, in, out any) (int, error) {
 	var body io.Reader
 	if in != nil {
 		p, err := json.Marshal(in)

@@ -281,6 +281,19 @@ async def test_a_pause_detaches_and_a_resume_attaches_again(sandbox: AsyncSandbo
         assert got == b"".join(b"n%d\n" % i for i in range(400)) + b"got-typed\n"
 
 
+async def test_a_container_that_stands_still_is_not_waited_for() -> None:
+    async with AsyncSandbox({"docker": {}}, SandboxSpec(image="lab/busybox:1")) as sandbox:
+        await sandbox.start()
+        session = await sandbox.pty.create()
+        await sandbox.pause()
+        for call in (sandbox.pty.create, lambda: sandbox.pty.attach(session.session_id), session.close):
+            with pytest.raises(SandboxPtyError, match="the container is paused"):
+                await asyncio.wait_for(call(), 8)
+        await sandbox.resume()
+        async with await sandbox.pty.create() as other:
+            assert (await sandbox.pty.exec("echo alive", session=other)).stdout == "alive\r\n"
+
+
 async def test_sessions_hold_no_more_than_they_must(on_local: AsyncSandbox) -> None:
     before = library().stats()
     sessions = await asyncio.gather(*(on_local.pty.create("stty -echo; cat") for _ in range(20)))
