@@ -245,7 +245,11 @@ type goneError struct{ error }
 
 func (e *goneError) Unwrap() error { return e.error }
 
-func (c *Client) notFound(op, id string) error { return c.errorf(op, "PTY session %s not found", id) }
+var errNotFound = errors.New("not found")
+
+func (c *Client) notFound(op, id string) error {
+	return c.errorf(op, "PTY session %s %w", id, errNotFound)
+}
 
 func (c *Client) held(op, id string) error {
 	return c.errorf(op, "PTY session %s already has an attached client; attach with takeover to evict it", id)

@@ -367,7 +367,17 @@ func (s *Session) Reattach(ctx context.Context) error {
 	if !was {
 		return nil
 	}
-	return s.begin(ctx, dialOptions{takeover: true})
+	err := s.begin(ctx, dialOptions{takeover: true})
+	if errors.Is(err, errNotFound) {
+		// Its owner has ended it: nobody needs to wait for its exit, or to try again.
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if !s.over() {
+			s.err = err
+		}
+		s.changed.fire()
+	}
+	return err
 }
 
 // Close implements core.PTYSession.

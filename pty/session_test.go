@@ -245,6 +245,22 @@ func TestAttachFromBeyondTheEndLosesNothingLater(t *testing.T) {
 	assert.Equal(t, "one\ntwo\n", string(r.rest(a.Read)))
 }
 
+func TestASessionThatWasEndedWhileDetachedHasEnded(t *testing.T) {
+	r := newRig(t)
+	s := r.open(core.PTYSpec{Command: "cat"})
+	a := r.attach(s.SessionID(), true, 0)
+	require.NoError(t, a.Detach())
+	require.NoError(t, s.Close(r.ctx()))
+	require.False(t, a.Closed())
+	for range 2 {
+		require.ErrorContains(t, a.Reattach(r.ctx()), "not found")
+	}
+	assert.True(t, a.Closed())
+	_, err := a.WaitExit(r.ctx())
+	assert.ErrorContains(t, err, "not found")
+	assert.Equal(t, core.KindPTY, core.KindOf(err))
+}
+
 func TestDetachLosesNoInput(t *testing.T) {
 	r := newRig(t)
 	s := r.open(core.PTYSpec{Command: "cat", NoTerminal: true})

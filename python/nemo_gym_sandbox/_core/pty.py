@@ -369,17 +369,20 @@ class NativePtySession:
         if self._closed:
             raise SandboxPtyError(f"PTY session {self._id} is closed")
         if self._detached:
+            self._check_life()
             raise SandboxPtyError(f"PTY session {self._id} is detached; reattach it first")
+
+    def _check_life(self) -> None:
+        """Raise what the session died of, if it did not end by an exit."""
+        if self._exit.done() and self._exit.result().status != 0:
+            raise failure(self._exit.result(), codec.PTY_WAIT)
 
     def _check_input(self) -> None:
         self._check()
+        self._check_life()
         if self._exit.done():
-            reply = self._exit.result()
-            if reply.status != 0:
-                raise failure(reply, codec.PTY_WAIT)
-            raise SandboxPtyError(
-                f"PTY session {self._id} is closed: its process has exited with code {reply.json()['exit_code']}"
-            )
+            code = self._exit.result().json()["exit_code"]
+            raise SandboxPtyError(f"PTY session {self._id} is closed: its process has exited with code {code}")
 
     # ---------------------------------------------------------------- the process
 
@@ -412,10 +415,8 @@ class NativePtySession:
                 await asyncio.wait([self._exit], timeout=timeout_s)
         if not self._exit.done():
             raise TimeoutError(f"PTY session {self._id} was still running after {timeout_s:g} s")
-        reply = self._exit.result()
-        if reply.status != 0:
-            raise failure(reply, codec.PTY_WAIT)
-        return int(reply.json()["exit_code"])
+        self._check_life()
+        return int(self._exit.result().json()["exit_code"])
 
     # ---------------------------------------------------------------- connection
 
@@ -443,11 +444,12 @@ class NativePtySession:
         """Connect a detached session again and go on where the reading stopped, with what was printed since.
 
         More output than is retained is a SandboxPtyError of the read that reaches the gap. Takes the session over when
-        somebody else holds it.
+        somebody else holds it. Raises SandboxPtyError when the session has ended otherwise than by an exit.
         """
         async with self._moving:
             if self._closed:
                 raise SandboxPtyError(f"PTY session {self._id} is closed")
+            self._check_life()
             if not self._detached:
                 return
             self._replay_offset = (await self._call(codec.PTY_REATTACH)).json().get("replay_offset")

@@ -65,6 +65,22 @@ async def test_detach_and_reattach_go_on_where_the_reading_stopped(sandbox: Asyn
         assert got == b"".join(b"n%d\n" % i for i in range(300))
 
 
+async def test_a_session_that_was_taken_away_is_not_reattached(on_local: AsyncSandbox) -> None:
+    owner = await on_local.pty.create("cat")
+    second = await on_local.pty.attach(owner.session_id)
+    with pytest.raises(SandboxPtyError, match="taken over"):
+        await owner.wait_exit()
+    with pytest.raises(SandboxPtyError, match="taken over"):
+        await owner.reattach()
+    await second.detach()
+    await owner.close()
+    for work in (second.reattach, second.wait_exit, second.read, second.reattach):
+        with pytest.raises(SandboxPtyError, match="not found"):
+            await asyncio.wait_for(work(), PATIENCE_S)
+    assert second.closed
+    await second.close()
+
+
 async def test_output_beyond_what_is_retained_is_reported_and_passed(sandbox: AsyncSandbox) -> None:
     size = 6 << 20
     command = f"stty raw -echo; printf begin; read x; busybox head -c {size} /dev/zero; printf end; touch over; read x"
