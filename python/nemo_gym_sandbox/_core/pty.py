@@ -121,7 +121,12 @@ class _Output:
         """Wait until there may be more."""
         waiter = self._bridge.loop.create_future()
         self._waiting.append(waiter)
-        await waiter
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            with contextlib.suppress(ValueError):  # it was woken in the same moment
+                self._waiting.remove(waiter)  # a silent session may be asked for hours
+            raise
 
     def take(self) -> bytes | None:
         """The next chunk, ``b""`` at the end, ``None`` when there is none yet: then ``more()`` returns some time."""

@@ -167,6 +167,19 @@ async def test_timeouts_and_cancellations_lose_nothing(on_local: AsyncSandbox) -
         assert empty > 10
 
 
+async def test_asking_a_silent_session_leaves_nothing_behind(on_local: AsyncSandbox) -> None:
+    def futures() -> int:
+        gc.collect()
+        return sum(isinstance(thing, asyncio.Future) for thing in gc.get_objects())
+
+    async with await on_local.pty.create("read x") as session:
+        before = futures()
+        for _ in range(200):
+            with pytest.raises(TimeoutError):
+                await session.read(timeout_s=0.0001)
+        assert futures() < before + 20
+
+
 async def test_a_read_that_waits_ends_with_the_session(on_local: AsyncSandbox) -> None:
     session = await on_local.pty.create("stty -echo; cat")
     with pytest.raises(TimeoutError):
