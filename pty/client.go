@@ -106,7 +106,7 @@ func (c *Client) Open(ctx context.Context, spec core.PTYSpec) (*Session, error) 
 		return nil, c.errorf("pty create", "PTY create failed: the server's answer (HTTP %d) names no session", status)
 	}
 	s := newSession(c, made.SessionID, true)
-	if err := s.begin(ctx, dialOptions{pipe: spec.NoTerminal}); err != nil {
+	if err := s.begin(ctx, "pty create", dialOptions{pipe: spec.NoTerminal}); err != nil {
 		s.abort()
 		return nil, err
 	}
@@ -156,7 +156,7 @@ func (c *Client) Attach(ctx context.Context, id string, takeover bool, since int
 	}
 	s := newSession(c, id, false)
 	s.received = since
-	if err := s.begin(ctx, dialOptions{pipe: c.Pipes, takeover: takeover}); err != nil {
+	if err := s.begin(ctx, "pty attach", dialOptions{pipe: c.Pipes, takeover: takeover}); err != nil {
 		s.abort()
 		return nil, err
 	}

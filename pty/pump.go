@@ -17,8 +17,7 @@ import (
 const maxFruitless = 3
 
 // begin connects and starts the pump. moving is held, or nobody knows the session yet.
-func (s *Session) begin(ctx context.Context, o dialOptions) error {
-	const op = "pty attach"
+func (s *Session) begin(ctx context.Context, op string, o dialOptions) error {
 	// Close and Abandon end it too.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

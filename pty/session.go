@@ -367,7 +367,7 @@ func (s *Session) Reattach(ctx context.Context) error {
 	if !was {
 		return nil
 	}
-	err := s.begin(ctx, dialOptions{takeover: true})
+	err := s.begin(ctx, op, dialOptions{takeover: true})
 	if errors.Is(err, errNotFound) {
 		// Its owner has ended it: nobody needs to wait for its exit, or to try again.
 		s.mu.Lock()

@@ -370,6 +370,7 @@ func TestStartThatFailsSaysWhy(t *testing.T) {
 	_, err := r.Open(r.ctx(), core.PTYSpec{Cwd: "/no/such/dir"})
 	assert.Equal(t, core.KindPTY, core.KindOf(err))
 	assert.ErrorContains(t, err, "/no/such/dir")
+	assert.ErrorContains(t, err, "pty create")
 	for _, bad := range []core.PTYSpec{{Rows: -1, Cols: 5}, {Rows: 5}, {Command: "a\x00"}, {Env: map[string]string{"": "x"}}} {
 		_, err := r.Open(r.ctx(), bad)
 		assert.Equal(t, core.KindInvalid, core.KindOf(err), "%v", bad)
