@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -172,7 +173,10 @@ class LocalTerminal:
         self._modes.feed(output)
         left = memoryview(output)
         while left:
-            left = left[os.write(self._out, left) :]
+            try:
+                left = left[os.write(self._out, left) :]
+            except BlockingIOError:  # somebody who shares the terminal has made it so
+                select.select((), (self._out,), ())
 
     def typed(self) -> bytes:
         """What was typed; ``b""`` is the end of it. To be called when there is something."""

@@ -259,6 +259,27 @@ def test_a_shell_that_is_stopped_and_continued(terminal: Tmux, tmp_path: Path) -
     terminal.is_raw(False)
 
 
+def test_a_terminal_that_somebody_made_nonblocking_shows_all(
+    script_environment: Callable[[], dict[str, str]],
+) -> None:
+    master, other = os.openpty()
+    os.set_blocking(other, False)
+    command = [*SHELL.split(), "--provider", "local", "--command", "stty -onlcr; head -c 300000 /dev/zero | tr '\\0' x"]
+    shell = subprocess.Popen(command, stdin=other, stdout=other, stderr=other, env=script_environment())
+    shown = b""
+    try:
+        with contextlib.suppress(OSError):  # EIO: the shell has left the terminal
+            os.close(other)
+            while chunk := os.read(master, 65536):
+                shown += chunk
+        assert shown == b"x" * 300_000
+        assert shell.wait(PATIENCE_S) == 0
+    finally:
+        shell.kill()
+        shell.wait()
+        os.close(master)
+
+
 def test_a_terminal_without_a_size_is_taken_for_a_usual_one(script_environment: Callable[[], dict[str, str]]) -> None:
     master, other = os.openpty()
     command = [*SHELL.split(), "--provider", "local", "--command", "stty size"]
