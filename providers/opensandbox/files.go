@@ -297,54 +297,6 @@ func (i *instance) read(ctx context.Context, remotePath string, w io.Writer) err
 	}
 }
 
-// silentDownload is how long a daemon may be silent before it is asked what it is to read. It waits for ever
-// for somebody who writes into a pipe.
-const silentDownload = time.Second
-
-// whileSilent gives a download up that waits for something that is no file. What it returns ends the watch.
-func (i *instance) whileSilent(ctx context.Context, remotePath string, giveUp context.CancelCauseFunc) (heard func()) {
-	watch, stop := context.WithCancel(ctx)
-	over := make(chan struct{})
-	go func() {
-		defer close(over)
-		if !pause(watch, silentDownload) {
-			return
-		}
-		var no *core.Error
-		if err := i.checkSize(watch, remotePath, math.MaxInt64); errors.As(err, &no) && no.Kind == core.KindInvalid {
-			giveUp(err)
-		}
-	}()
-	return func() {
-		stop()
-		<-over
-	}
-}
-
-// checkSize makes sure of a download whose length nobody announced, or that is empty: a server may
-// end a body in good order that its daemon did not, and a pipe gives nothing.
-func (i *instance) checkSize(ctx context.Context, remotePath string, got int64) error {
-	var infos map[string]struct {
-		Type string `json:"type"`
-		Size int64  `json:"size"`
-	}
-	if _, err := i.ask(ctx, call{method: http.MethodGet}, "/files/info?path="+url.QueryEscape(remotePath), &infos); err != nil {
-		return err
-	}
-	for _, f := range infos {
-		if f.Type == "directory" {
-			return core.Errorf(core.KindInvalid, "download", "%s is a directory", remotePath)
-		}
-		if f.Type == "other" {
-			return core.Errorf(core.KindInvalid, "download", "%s is not a regular file", remotePath)
-		}
-		if f.Size > got {
-			return &transportError{what: "incomplete chunked read", err: fmt.Errorf("%d of %d bytes came", got, f.Size)}
-		}
-	}
-	return nil
-}
-
 // unlink removes a file; one that is gone is no error.
 func (i *instance) unlink(ctx context.Context, remotePath string) error {
 	_, err := i.ask(ctx, call{method: http.MethodDelete}, "/files?path="+url.QueryEscape(remotePath), nil)

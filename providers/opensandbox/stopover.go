@@ -34,15 +34,23 @@ func stopover() string {
 	return "/tmp/.nemo-gym-" + hex.EncodeToString(p[:])
 }
 
-// script runs a few lines of shell about files, with the paths as its arguments, as root.
+// script runs a few lines of shell about files, with the paths as its arguments, as who the daemon is: what it writes and
+// reads is its own too.
 func (i *instance) script(ctx context.Context, text string, args ...string) error {
+	_, err := i.scriptOutput(ctx, text, args...)
+	return err
+}
+
+// scriptOutput is script, and gives what it printed.
+func (i *instance) scriptOutput(ctx context.Context, text string, args ...string) (string, error) {
 	out := core.NewCollector(1000)
 	defer out.Close()
 	command := words(append([]string{"sh", "-c", text, "sh"}, args...))
-	res, err := i.run(ctx, core.ExecRequest{Command: command, User: "0", Timeout: time.Minute}, out)
+	res, err := i.run(ctx, core.ExecRequest{Command: command, Timeout: time.Minute}, out)
+	said := out.Output(core.Stdout).String()
 	if err == nil && (res.ErrorType != "" || res.ExitCode != 0) {
-		said := out.Output(core.Stdout).String() + out.Output(core.Stderr).String()
+		said += out.Output(core.Stderr).String()
 		err = core.Errorf(core.KindInvalid, "", "%q ended with code %d %s: %s", args, res.ExitCode, res.Reason, said)
 	}
-	return err
+	return said, err
 }

@@ -95,7 +95,16 @@ func (r *wireReplay) fileInfo(ctx context.Context) {
 		Size int64
 	}
 	_ = json.Unmarshal([]byte(e.body), &infos) // there may be none
-	err := r.i.checkSize(ctx, name, infos[name].Size)
+	if infos[name].Type == "symlink" {         // its file is looked at by a command
+		r.also = func(w http.ResponseWriter, req *http.Request) bool {
+			if !strings.HasSuffix(req.URL.Path, "/command") {
+				return false
+			}
+			replay(http.StatusOK, []string{`{"type":"init","text":"1"}` + "\n\n" + `{"type":"stdout","text":"12"}` + "\n\n" + `{"type":"execution_complete"}` + "\n\n"})(w, "")
+			return true
+		}
+	}
+	err := r.i.checkSize(ctx, name, max(infos[name].Size, 12))
 	switch infos[name].Type {
 	case "directory":
 		assert.Equal(t, core.KindInvalid, core.KindOf(err), "%v", err)

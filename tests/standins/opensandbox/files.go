@@ -116,13 +116,15 @@ func (d *daemon) download(w http.ResponseWriter, r *http.Request) {
 func (d *daemon) info(w http.ResponseWriter, r *http.Request) {
 	all := map[string]any{}
 	for _, path := range r.URL.Query()["path"] {
-		st, err := os.Stat(d.inside(path))
+		st, err := os.Lstat(d.inside(path)) // as real daemons, which tell of links themselves
 		if err != nil {
 			fail(w, http.StatusNotFound, "FILE_NOT_FOUND", "file not found. "+err.Error())
 			return
 		}
 		kind := "file"
 		switch {
+		case st.Mode()&fs.ModeSymlink != 0:
+			kind = "symlink"
 		case st.IsDir():
 			kind = "directory"
 		case !st.Mode().IsRegular():
