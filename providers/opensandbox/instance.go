@@ -32,6 +32,7 @@ type instance struct {
 	paused   bool      // by us
 	renewErr error
 	kept     core.Defaults
+	hasNote  bool  // defaults have been written into the sandbox
 	oomKills int64 // as last counted; -1: not known
 }
 

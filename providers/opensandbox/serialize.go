@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 
@@ -15,7 +16,9 @@ const (
 	descriptorID = "sandbox_id"
 	// defaultsFile keeps the defaults that a sandbox was serialized with, in the sandbox.
 	defaultsFile = "/opt/opensandbox/nemo-gym-sandbox.json"
-	maxDefaults  = 64 << 10
+	// spareFile does where the image's user, as whom the daemon runs then, may not write there.
+	spareFile   = "~/.nemo-gym-sandbox.json"
+	maxDefaults = 64 << 10
 )
 
 type keptDefaults struct {
@@ -32,24 +35,39 @@ func (p *Provider) Serialize(ctx context.Context, in core.Instance, _ string, de
 	if err := i.healthy(); err != nil {
 		return nil, err
 	}
-	if defaults != (core.Defaults{}) {
+	i.mu.Lock()
+	again := i.hasNote
+	i.mu.Unlock()
+	if again || defaults != (core.Defaults{}) {
 		text, err := json.Marshal(keptDefaults(defaults))
 		if err != nil {
 			return nil, err
 		}
-		err = i.ops().retry(ctx, "writing a file to sandbox "+i.id, func(ctx context.Context) error {
-			at, err := i.daemon(ctx)
-			if err != nil {
-				return err
-			}
-			own := &instance{p: i.p, id: i.id, at: &at} // the file is the daemon's, not the default user's
-			return own.store(ctx, bytes.NewReader(text), int64(len(text)), 0o644, defaultsFile, false)
-		})
+		err = i.note(ctx, text, defaultsFile)
+		var api *apiError
+		if errors.As(err, &api) && api.isLasting() {
+			err = i.note(ctx, text, spareFile)
+		}
 		if err != nil {
 			return nil, failed(ctx, "serialize", i.id, "keeping the sandbox's defaults in it", err)
 		}
+		i.mu.Lock()
+		i.hasNote = true
+		i.mu.Unlock()
 	}
 	return map[string]any{descriptorID: i.id}, nil
+}
+
+// note writes the defaults into a file of the sandbox, which is the daemon's and not the default user's.
+func (i *instance) note(ctx context.Context, text []byte, name string) error {
+	return i.ops().retry(ctx, "writing a file to sandbox "+i.id, func(ctx context.Context) error {
+		at, err := i.daemon(ctx)
+		if err != nil {
+			return err
+		}
+		own := &instance{p: i.p, id: i.id, at: &at}
+		return own.store(ctx, bytes.NewReader(text), int64(len(text)), 0o644, name, false)
+	})
 }
 
 // Connect implements core.Connector.
@@ -89,20 +107,30 @@ func (i *instance) takeUp(ctx context.Context) (core.Defaults, error) {
 			return core.Defaults{}, err
 		}
 	}
-	var kept keptDefaults
+	kept, err := i.noted(ctx, defaultsFile)
+	there := statusOf(err) != http.StatusNotFound
+	if !there {
+		kept, err = i.noted(ctx, spareFile)
+		var no *apiError // it is not there, or its user has no home for it to be in
+		there = !errors.As(err, &no) || no.status != http.StatusNotFound && no.status != http.StatusBadRequest && no.code != codeRuntime
+	}
+	switch {
+	case !there:
+	case err != nil:
+		return core.Defaults{}, fmt.Errorf("reading the sandbox's defaults: %w", err)
+	default:
+		i.kept, i.hasNote = core.Defaults(kept), true
+	}
+	return i.kept, nil
+}
+
+// noted reads the defaults from a file of the sandbox.
+func (i *instance) noted(ctx context.Context, name string) (kept keptDefaults, err error) {
 	var text bytes.Buffer
-	err := i.read(ctx, defaultsFile, &limited{w: &text, left: maxDefaults})
-	if err == nil {
+	if err = i.read(ctx, name, &limited{w: &text, left: maxDefaults}); err == nil {
 		err = json.Unmarshal(text.Bytes(), &kept)
 	}
-	if statusOf(err) == http.StatusNotFound {
-		err = nil
-	}
-	if err != nil {
-		return core.Defaults{}, fmt.Errorf("reading the sandbox's defaults: %w", err)
-	}
-	i.kept = core.Defaults(kept)
-	return i.kept, nil
+	return kept, err
 }
 
 // limited takes no more than the daemon is trusted with.

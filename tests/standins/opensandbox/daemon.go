@@ -52,7 +52,7 @@ type command struct {
 }
 
 func newDaemon(b *box, env map[string]string) *daemon {
-	d := &daemon{box: b, env: []string{"PATH=" + os.Getenv("PATH"), "HOME=/root", "OPENSANDBOX_ID=" + b.id, boxVariable + "=" + b.folder}, commands: map[string]*command{}, sessions: map[string]*shell{}}
+	d := &daemon{box: b, env: []string{"PATH=" + os.Getenv("PATH"), "HOME=" + b.folder + "/.home", "OPENSANDBOX_ID=" + b.id, boxVariable + "=" + b.folder}, commands: map[string]*command{}, sessions: map[string]*shell{}}
 	for k, v := range env {
 		d.env = append(d.env, k+"="+v)
 	}
@@ -104,7 +104,7 @@ func (d *daemon) inside(p string) string {
 		return ""
 	})
 	if rest, ok := strings.CutPrefix(p, "~/"); ok {
-		p = "/root/" + rest
+		p = filepath.Join(d.box.folder, ".home", rest)
 	}
 	if rest, ok := strings.CutPrefix(p, "/opt/opensandbox/"); ok {
 		return filepath.Join(d.box.folder, ".opt", rest)

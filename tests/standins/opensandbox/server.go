@@ -349,7 +349,7 @@ func (s *Server) newBox(snapshot string, metadata map[string]string, env map[str
 	s.made++
 	id := fmt.Sprintf("00000000-0000-4000-8000-%012d", s.made)
 	folder := s.folder + "/" + id
-	if err := os.Mkdir(folder, 0o755); err != nil {
+	if err := os.MkdirAll(folder+"/.home", 0o755); err != nil {
 		return nil, err
 	}
 	for _, one := range s.saved { // the labels come along
