@@ -89,7 +89,7 @@ func (p *Provider) attempt(ctx context.Context, spec core.Spec, body *createBody
 	limit := orSeconds(p.cfg.Create.TimeoutS, orSeconds(p.cfg.Connection.RequestTimeoutS, 0))
 	short, cancel := bounded(ctx, limit, "creating the sandbox")
 	defer cancel()
-	info, err := p.request(short, body)
+	info, err := p.request(short, body, answerPatience)
 	if err != nil {
 		return nil, createLate(ctx, short, spec, ready, err)
 	}
@@ -118,8 +118,9 @@ func createLate(ctx, short context.Context, spec core.Spec, ready time.Duration,
 	return core.Errorf(core.KindTimeout, "", "Timed out creating a sandbox of image %q (ready_timeout_s %g): %w", spec.Image, ready.Seconds(), err)
 }
 
-// request asks for a sandbox. The request is not given up with its caller: what it makes could not be found afterwards.
-func (p *Provider) request(ctx context.Context, body *createBody) (sandboxInfo, error) {
+// request asks for a sandbox. The request is not given up with its caller: what it makes could not be found afterwards. The
+// caller is held for as long as patience says; then whoever made the request removes what comes of it.
+func (p *Provider) request(ctx context.Context, body *createBody, patience time.Duration) (sandboxInfo, error) {
 	if ctx.Err() != nil {
 		return sandboxInfo{}, context.Cause(ctx)
 	}
@@ -128,11 +129,21 @@ func (p *Provider) request(ctx context.Context, body *createBody) (sandboxInfo, 
 		err  error
 	}
 	limit := orSeconds(p.cfg.Create.RequestTimeoutS, p.cfg.Connection.requestTimeout())
-	got := make(chan answer, 1)
+	got, left := make(chan answer), make(chan struct{})
 	detached := context.WithoutCancel(ctx)
+	remove := func(a answer) {
+		if a.err == nil {
+			i := p.newInstance(a.info.ID)
+			quietly(detached, "a sandbox that nobody waits for any more could not be deleted", i.discard(detached))
+		}
+	}
 	if !p.background(func(context.Context) {
 		info, err := p.rest.createSandbox(detached, body, limit)
-		got <- answer{info, err}
+		select {
+		case got <- answer{info, err}:
+		case <-left:
+			remove(answer{info, err})
+		}
 	}) {
 		return sandboxInfo{}, core.Errorf(core.KindClosed, "", "the provider has been closed")
 	}
@@ -141,21 +152,14 @@ func (p *Provider) request(ctx context.Context, body *createBody) (sandboxInfo, 
 		return a.info, a.err
 	case <-ctx.Done():
 	}
-	remove := func(ctx context.Context, a answer) {
-		if a.err == nil {
-			i := p.newInstance(a.info.ID)
-			quietly(ctx, "a sandbox that nobody waits for any more could not be deleted", i.discard(ctx))
-		}
-	}
-	timer := time.NewTimer(answerPatience)
+	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	select {
 	case a := <-got:
-		remove(detached, a)
+		remove(a)
 	case <-timer.C:
-		if p.background(func(context.Context) { remove(detached, <-got) }) {
-			slog.WarnContext(detached, "the server has not yet named the sandbox that it is making; it will be deleted when it does", "provider", providerName)
-		}
+		slog.WarnContext(detached, "the server has not yet named the sandbox that it is making; it will be deleted when it does", "provider", providerName)
+		close(left)
 	}
 	return sandboxInfo{}, context.Cause(ctx)
 }
