@@ -17,6 +17,8 @@ const (
 	// registerTimeout is how long the daemon may not know a command yet whose name it has just given.
 	registerTimeout = 5 * time.Second
 	registerPoll    = 50 * time.Millisecond
+	// clockSlack is by how much the life of a command that was killed for its time may look shorter than that.
+	clockSlack = time.Second
 	// logTimeout bounds the reading of what a command printed that was ended here: it may be without a bound of its own.
 	logTimeout = 10 * time.Second
 )
@@ -26,6 +28,27 @@ type commandStatus struct {
 	Running  *bool  `json:"running"`
 	ExitCode *int   `json:"exit_code"`
 	Error    string `json:"error"`
+
+	StartedAt  string `json:"started_at"`
+	FinishedAt string `json:"finished_at"`
+}
+
+// expired tells whether a command that was killed has had its time. Polls may be far apart: one that was killed before,
+// for want of memory for instance, is found only later. By the daemon's clock, that is known.
+func (s commandStatus) expired(timeout time.Duration, begun time.Time) bool {
+	if timeout <= 0 || *s.ExitCode >= 0 || time.Since(begun) < timeout {
+		return false
+	}
+	started, err := time.Parse(time.RFC3339, s.StartedAt)
+	if err != nil {
+		return true
+	}
+	finished, err := time.Parse(time.RFC3339, s.FinishedAt)
+	if err != nil {
+		return true
+	}
+	took := finished.Sub(started)
+	return took <= 0 || took >= timeout-clockSlack
 }
 
 // execPolled runs a command in the background and asks for its state now and then:
@@ -49,7 +72,7 @@ func (i *instance) execPolled(ctx context.Context, req core.ExecRequest, body *c
 		i.endPolled(name)
 		return i.lost(ctx, fmt.Errorf("the command's state could not be learned: %w", err)), nil
 	}
-	if *status.ExitCode < 0 && req.Timeout > 0 && time.Since(begun) >= req.Timeout {
+	if status.expired(req.Timeout, begun) {
 		// The daemon has ended it in time.
 		i.readLate(ctx, name, sink)
 		if ctx.Err() != nil {

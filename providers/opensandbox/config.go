@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"encoding/json"
 
@@ -265,6 +266,9 @@ func (c *connectionConfig) settle(getenv func(string) string) error {
 	c.Domain, c.Protocol = &domain, &protocol
 	if c.APIKey == nil {
 		c.APIKey = new(getenv(envAPIKey))
+	}
+	if strings.ContainsFunc(*c.APIKey, unicode.IsControl) { // its text must not be shown
+		return fmt.Errorf("connection.api_key, or $%s, has a control character in it, such as a line's end", envAPIKey)
 	}
 	return nil
 }

@@ -22,6 +22,7 @@ const (
 	codeNoPodIP     = "KUBERNETES::POD_IP_NOT_AVAILABLE"
 	codeNotFound    = "FILE_NOT_FOUND"
 	codePTYNotFound = "CONTEXT_NOT_FOUND"
+	codeRuntime     = "RUNTIME_ERROR" // a daemon's own, for whatever it could not do
 )
 
 // apiError is an answer other than success, of the server or of a daemon.
@@ -101,11 +102,11 @@ func validation(detail json.RawMessage) string {
 	return strings.Join(all, "; ")
 }
 
-// clip makes an untrusted text fit into a message.
+// clip makes an untrusted text fit into a message. What is left out is in the middle: the reason is often the end.
 func clip(s string, most int) string {
 	s = strings.Join(strings.Fields(strings.ToValidUTF8(s, "?")), " ")
 	if len(s) > most {
-		s = strings.ToValidUTF8(s[:most], "") + "..."
+		s = strings.ToValidUTF8(s[:most/2], "") + "..." + strings.ToValidUTF8(s[len(s)-most/2:], "")
 	}
 	return s
 }
@@ -160,6 +161,18 @@ var retryableTexts = []string{
 
 var retryableNumbers = regexp.MustCompile(`(?:http|status code:) (?:408|409|425|429|500|502|503|504)\b`)
 
+// lasting are the ends of what daemons say of a file's place or owner that will be as wrong the next time.
+var lasting = []string{
+	"not a directory", "is a directory", "permission denied", "operation not permitted", "read-only file system",
+	"file name too long", "too many levels of symbolic links", "invalid argument",
+}
+
+// isLasting tells whether a daemon could not do something for a reason that stays. Its status is the one of all that a
+// server could not do just now.
+func (e *apiError) isLasting() bool {
+	return e.code == codeRuntime && slices.ContainsFunc(lasting, func(end string) bool { return strings.HasSuffix(e.message, end) })
+}
+
 // mayHeal tells whether the same request may succeed later.
 func mayHeal(err error) bool {
 	var api *apiError
@@ -172,6 +185,9 @@ func mayHeal(err error) bool {
 	case kind == core.KindVerification || kind == core.KindTimeout:
 		return true
 	case errors.As(err, &api):
+		if api.isLasting() {
+			return false
+		}
 		if slices.Contains(retryableStatuses, api.status) {
 			return true
 		}

@@ -103,7 +103,8 @@ type call struct {
 }
 
 // send makes a request and gives its answer, whatever its status, with the body
-// still to be read. Of a request that had to wait its turn (429) it gives the last answer.
+// still to be read. Of a request that had to wait its turn (429) it gives the last answer, without the waiting when there
+// is no time for another one: what the server said is worth more than that time ran out.
 func (r *restClient) send(ctx context.Context, c call) (*http.Response, error) {
 	var body []byte
 	if c.json != nil {
@@ -118,6 +119,9 @@ func (r *restClient) send(ctx context.Context, c call) (*http.Response, error) {
 			return res, err
 		}
 		wait := retryAfter(res.Header.Get("Retry-After"), time.Second<<attempt)
+		if end, ok := ctx.Deadline(); ok && time.Until(end) <= wait {
+			return res, nil
+		}
 		_, _ = io.CopyN(io.Discard, res.Body, 64<<10)
 		_ = res.Body.Close()
 		if !pause(ctx, wait) {

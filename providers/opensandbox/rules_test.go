@@ -48,6 +48,7 @@ func TestValuesThatMakeNoSenseAreNamed(t *testing.T) {
 		`{"connection":{"domain":"host#x"}}`:                   "query or a fragment",
 		`{"connection":{"domain":"https://"}}`:                 "must name a host",
 		`{"connection":{"transport_backend":"x"}}`:             "connection.transport_backend",
+		`{"connection":{"api_key":"secret\n"}}`:                "connection.api_key",
 		`{"create":{"image_pull_policy":"Sometimes"}}`:         "create.image_pull_policy",
 		`{"create":{"timeout_s":0}}`:                           "create.timeout_s",
 		`{"create":{"renew_interval_s":-1}}`:                   "create.renew_interval_s",
@@ -61,8 +62,9 @@ func TestValuesThatMakeNoSenseAreNamed(t *testing.T) {
 		`{"attribution":{"key_prefix":"bad..example.com/"}}`:   "attribution.key_prefix",
 	} {
 		_, err := New(json.RawMessage(given))
-		assert.ErrorContains(t, err, named, given)
+		require.ErrorContains(t, err, named, given)
 		assert.Equal(t, core.KindInvalid, core.KindOf(err), given)
+		assert.NotContains(t, err.Error(), "secret", given)
 	}
 	_, err := New(json.RawMessage(`{"operations":{"retriess":1}}`))
 	assert.Equal(t, core.KindUnknownKey, core.KindOf(err))
@@ -116,6 +118,43 @@ func TestThrottledRequestIsSentAgainUnchanged(t *testing.T) {
 	_, err = i.ask(context.Background(), c, "/thing", nil)
 	assert.Equal(t, http.StatusTooManyRequests, statusOf(err))
 	assert.Equal(t, 1, tries)
+}
+
+// Who has no time for what the server asks for is told what it said, and not that time ran out.
+func TestThrottledRequestWithoutTheTimeForAnotherIsAnswered(t *testing.T) {
+	r := newReplayer(t)
+	r.answer = func(w http.ResponseWriter, _ string) {
+		w.Header().Set("Retry-After", "60")
+		w.WriteHeader(http.StatusTooManyRequests)
+		_, _ = w.Write([]byte(`{"code":"KUBERNETES::POOL_CAPACITY_EXHAUSTED","message":"the pool is empty"}`))
+	}
+	i := r.instance(t, nil)
+	_, err := i.ask(context.Background(), call{method: http.MethodPost, timeout: 5 * time.Second}, "/thing", nil)
+	assert.ErrorContains(t, err, "the pool is empty")
+	assert.True(t, mayHeal(err))
+	_, sent := r.sent("/thing")
+	assert.True(t, sent)
+}
+
+// Daemons answer whatever they could not do with the status of servers that have no time.
+func TestWhatWillBeAsWrongTheNextTimeIsFinal(t *testing.T) {
+	for message, want := range map[string]bool{
+		"error creating target directory /a/b. mkdir /a: not a directory":               false,
+		"error opening destination file /d. open /d: is a directory":                    false,
+		"error opening destination file /proc/x. open /proc/x: permission denied":       false,
+		"error writing file " + strings.Repeat("/x", 1000) + ": file name too long":     false,
+		"error writing file /permission denied. write /permission denied: i/o timeout":  true,
+		"error writing file /x. write /x: no space left on device":                      true,
+		"error opening destination file /x. open /x: text file busy":                    true,
+		"error creating target directory /not a directory/x. mkdir: connection refused": true,
+	} {
+		body, err := json.Marshal(map[string]string{"code": codeRuntime, "message": message})
+		require.NoError(t, err)
+		e := newAPIError(&http.Response{StatusCode: http.StatusInternalServerError}, body)
+		assert.Equal(t, want, mayHeal(fmt.Errorf("uploading: %w", e)), message)
+		assert.Less(t, len(e.message), 510)
+	}
+	assert.True(t, mayHeal(&apiError{status: 500, code: "DOCKER::SANDBOX_START_FAILED", message: "permission denied"}), "the server's own")
 }
 
 func TestWhatMayHealIsTriedAgain(t *testing.T) {
@@ -204,6 +243,28 @@ func TestPolledStateWithoutItsFieldsIsAFailure(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, core.ErrorTypeSandbox, res.ErrorType)
 		assert.Contains(t, res.Reason, field)
+	}
+}
+
+// Polls may be half a minute apart: what was killed before its time is over is found when that has passed.
+func TestKilledBackgroundCommandHasNotTimedOut(t *testing.T) {
+	const timeout = 20 * time.Second
+	long := time.Now().Add(-time.Hour)
+	for answer, want := range map[string]bool{
+		`{"exit_code":-1,"started_at":"2026-01-01T10:00:00.5Z","finished_at":"2026-01-01T10:00:07.25Z"}`:   false,
+		`{"exit_code":-1,"started_at":"2026-01-01T10:00:00Z","finished_at":"2026-01-01T10:00:20.1Z"}`:      true,
+		`{"exit_code":-1,"started_at":"2026-01-01T10:00:00.4Z","finished_at":"2026-01-01T10:00:20.1Z"}`:    true,
+		`{"exit_code":-1,"started_at":"2026-01-01T11:00:00+01:00","finished_at":"2026-01-01T10:00:03.1Z"}`: false,
+		`{"exit_code":-1,"started_at":"1970-01-01T00:00:00Z","finished_at":"1970-01-01T00:00:00Z"}`:        true,
+		`{"exit_code":-1,"started_at":"yesterday","finished_at":"today"}`:                                  true,
+		`{"exit_code":-1,"finished_at":null}`:                                                              true,
+		`{"exit_code":137,"started_at":"2026-01-01T10:00:00Z","finished_at":"2026-01-01T10:00:20.1Z"}`:     false,
+	} {
+		var st commandStatus
+		require.NoError(t, json.Unmarshal([]byte(answer), &st), answer)
+		assert.Equal(t, want, st.expired(timeout, long), answer)
+		assert.False(t, st.expired(timeout, time.Now()), "its time is not over here")
+		assert.False(t, st.expired(0, long), "it has no end")
 	}
 }
 

@@ -211,6 +211,47 @@ func TestOpenSandboxFiles(t *testing.T) {
 	assert.Equal(t, core.KindNotFound, core.KindOf(s.Upload(ctx, filepath.Join(folder, "nope"), "x")))
 }
 
+// A place where a file can't be will be none the next time either.
+func TestOpenSandboxUploadToAnImpossiblePlaceIsTriedOnce(t *testing.T) {
+	server := startStandin(t)
+	s := osbBox(t, server, nil, core.Spec{Files: []core.File{{Path: "file", Content: "x"}}})
+	local := filepath.Join(t.TempDir(), "local")
+	require.NoError(t, os.WriteFile(local, []byte("x"), 0o600))
+	before := len(server.Requests(http.MethodPost, "/files/upload"))
+	for _, place := range []string{"file/below", "."} {
+		err := s.Upload(osbContext(t), local, place)
+		assert.ErrorContains(t, err, place)
+		assert.Regexp(t, "not a directory|is a directory", err.Error())
+	}
+	assert.Len(t, server.Requests(http.MethodPost, "/files/upload"), before+2)
+}
+
+// Daemons tell of a link itself, not of the file that it leads to.
+func TestOpenSandboxLinksLeadToTheirFiles(t *testing.T) {
+	for name, blocks := range osbModes {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := startStandin(t)
+			s := osbBox(t, server, blocks, core.Spec{})
+			osbRun(t, s, core.ExecRequest{Command: `: >empty; ln -s empty l; : >'$e'; printf abc >full; ln -s full f; mkfifo pipe; ln -s pipe p`})
+			back := filepath.Join(t.TempDir(), "back")
+			for file, want := range map[string]string{"l": "", "$e": "", "f": "abc"} {
+				require.NoError(t, s.Download(osbContext(t), file, back), file)
+				got, err := os.ReadFile(back)
+				require.NoError(t, err)
+				assert.Equal(t, want, string(got), file)
+			}
+			assert.Equal(t, core.KindInvalid, core.KindOf(s.Download(osbContext(t), "p", back)))
+			server.Fail(standin.Fault{Path: "/files/download", Serve: true, Cut: 0}) // in good order, and too short
+			require.NoError(t, s.Download(osbContext(t), "f", back))
+			assert.Len(t, server.Requests(http.MethodGet, "/files/download"), 6, "the last one twice")
+			for _, r := range server.Requests(http.MethodPost, "/command") {
+				assert.NotContains(t, r.Body, `"uid"`, "the daemon's files are the daemon's, who may not be root")
+			}
+		})
+	}
+}
+
 // A transfer that broke off is made again, and what came of it before is nowhere to be seen.
 func TestOpenSandboxTransfersSurviveCuts(t *testing.T) {
 	server := startStandin(t)
@@ -332,6 +373,35 @@ func TestOpenSandboxPauseResumeConnect(t *testing.T) {
 	assert.Len(t, server.Sandboxes(), 1)
 	_, err = core.Connect(ctx, newOpenSandbox(t, server, nil), map[string]any{"sandbox_id": "nope"})
 	assert.Equal(t, core.KindNotFound, core.KindOf(err), "%v", err)
+}
+
+// What was serialized last counts, also when that was nothing, and also where the daemon is not root.
+func TestOpenSandboxDefaultsAreThoseOfTheLastSerialize(t *testing.T) {
+	for name, fault := range map[string]standin.Fault{
+		"root": {Path: "/never"},
+		"user": {Path: "/files/upload", Status: http.StatusInternalServerError, Times: 1,
+			Body: `{"code":"RUNTIME_ERROR","message":"error opening destination file. open /opt/opensandbox/x: permission denied"}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := startStandin(t)
+			s := osbBox(t, server, nil, core.Spec{})
+			whoIsThere := func(s *core.Sandbox) string {
+				server.Fail(fault)
+				d, err := s.Serialize(osbContext(t), "")
+				require.NoError(t, err)
+				other, err := core.Connect(osbContext(t), newOpenSandbox(t, server, nil), d)
+				require.NoError(t, err)
+				_, stdout, _ := osbRun(t, other, core.ExecRequest{Command: "id -un"})
+				require.NoError(t, other.Disconnect())
+				return strings.TrimSpace(stdout)
+			}
+			s.SetDefaultUser("nobody")
+			assert.Equal(t, "nobody", whoIsThere(s))
+			s.SetDefaultUser("")
+			assert.Equal(t, "root", whoIsThere(s))
+		})
+	}
 }
 
 func TestOpenSandboxLifeIsProlongedWhileHeld(t *testing.T) {
