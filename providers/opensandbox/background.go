@@ -55,7 +55,7 @@ func (s commandStatus) expired(timeout time.Duration, begun time.Time) bool {
 // no connection has to hold for as long as it runs. Its two streams come as one.
 func (i *instance) execPolled(ctx context.Context, req core.ExecRequest, body *commandBody, sink core.Sink) (core.ExecResult, error) {
 	begun := time.Now()
-	name, res, err := i.launch(ctx, body)
+	name, res, err := i.launch(ctx, body, req.Timeout)
 	if name == "" {
 		return res, err
 	}
@@ -93,19 +93,32 @@ func (i *instance) execPolled(ctx context.Context, req core.ExecRequest, body *c
 	return core.ExecResult{ExitCode: code}, nil
 }
 
-// launch starts a command in the background. Without a name there is only a result.
-func (i *instance) launch(ctx context.Context, body *commandBody) (name string, res core.ExecResult, err error) {
+// launch starts a command in the background. Without a name there is only a result. Neither a caller who gives up nor the
+// command's own time waits for longer than nameTimeout for a daemon that says nothing.
+func (i *instance) launch(ctx context.Context, body *commandBody, timeout time.Duration) (name string, res core.ExecResult, err error) {
 	life, end := context.WithCancelCause(context.WithoutCancel(ctx))
-	timer := time.AfterFunc(i.p.cfg.Connection.requestTimeout(), func() { end(errors.New("the daemon does not say that the command has begun")) })
+	limit := i.p.cfg.Connection.requestTimeout()
+	late := timeout > 0 && timeout < limit-killGrace-nameTimeout
+	if late {
+		limit = timeout + killGrace + nameTimeout
+	}
+	timer := time.AfterFunc(limit, func() { end(errNotBegun) })
 	defer timer.Stop()
+	defer context.AfterFunc(ctx, func() { timer.Reset(nameTimeout) })()
+	failed := func(err error) (string, core.ExecResult, error) {
+		end(nil)
+		switch {
+		case ctx.Err() != nil:
+			return "", core.ExecResult{}, canceled(ctx, "exec")
+		case late && errors.Is(context.Cause(life), errNotBegun):
+			return "", core.TimedOut(providerName, timeout), nil
+		}
+		res, err := i.refused(ctx, err)
+		return "", res, err
+	}
 	answer, err := i.submit(ctx, life, "/command", body)
 	if err != nil {
-		end(nil)
-		if ctx.Err() != nil {
-			return "", core.ExecResult{}, canceled(ctx, "exec")
-		}
-		res, err = i.refused(ctx, err)
-		return "", res, err
+		return failed(err)
 	}
 	ev := newEvents(answer.Body)
 	defer ev.letGo()
@@ -117,11 +130,11 @@ func (i *instance) launch(ctx context.Context, body *commandBody) (name string, 
 			if life.Err() != nil {
 				err = context.Cause(life)
 			}
-			end(nil)
-			if name != "" {
-				return name, core.ExecResult{}, nil // its state will tell
+			if name == "" {
+				return failed(err)
 			}
-			return "", i.lost(ctx, err), nil
+			end(nil)
+			return name, core.ExecResult{}, nil // its state will tell
 		case e.Type == "init":
 			name = e.Text
 			continue
@@ -141,6 +154,8 @@ func (i *instance) launch(ctx context.Context, body *commandBody) (name string, 
 		}
 	}
 }
+
+var errNotBegun = errors.New("the daemon does not say that the command has begun")
 
 var errExpired = errors.New("the command has had its time")
 

@@ -246,6 +246,48 @@ func TestPolledStateWithoutItsFieldsIsAFailure(t *testing.T) {
 	}
 }
 
+// A daemon that says nothing holds up neither who gives up nor the command's own time, however long requests may take.
+func TestSilentDaemonHoldsNoBackgroundCommand(t *testing.T) {
+	for name, chunks := range map[string][]string{"caller_gives_up": nil, "time_is_over": {`{"type":"ping"}` + "\n\n"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newReplayer(t)
+			over, asked := make(chan struct{}), make(chan struct{})
+			defer close(over)
+			r.answer = func(w http.ResponseWriter, path string) {
+				if chunks != nil {
+					replay(http.StatusOK, chunks)(w, path)
+				}
+				close(asked)
+				<-over
+			}
+			i := r.instance(t, map[string]any{
+				"connection": map[string]any{"domain": r.URL, "api_key": "k", "use_server_proxy": true, "request_timeout_s": 300},
+				"operations": map[string]any{"background_exec": true},
+			})
+			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+			defer cancel()
+			req := core.ExecRequest{Command: "x", Timeout: 10 * time.Millisecond}
+			if chunks == nil {
+				req.Timeout = time.Minute
+				go func() {
+					<-asked
+					cancel()
+				}()
+			}
+			began := time.Now()
+			res, err := i.Exec(ctx, req, core.Discard)
+			assert.Less(t, time.Since(began), 15*time.Second)
+			if chunks == nil {
+				assert.Equal(t, core.KindCanceled, core.KindOf(err), "%v", err)
+				return
+			}
+			require.NoError(t, err)
+			assert.Equal(t, core.ErrorTypeTimeout, res.ErrorType, res.Reason)
+		})
+	}
+}
+
 // Polls may be half a minute apart: what was killed before its time is over is found when that has passed.
 func TestKilledBackgroundCommandHasNotTimedOut(t *testing.T) {
 	const timeout = 20 * time.Second

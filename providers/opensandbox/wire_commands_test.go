@@ -196,7 +196,7 @@ func (r *wireReplay) launch(ctx context.Context, req core.ExecRequest) {
 	if req.Timeout > 0 {
 		body.Timeout = req.Timeout.Milliseconds()
 	}
-	name, res, err := r.i.launch(ctx, body)
+	name, res, err := r.i.launch(ctx, body, req.Timeout)
 	want := readStream(e.body)
 	switch {
 	case e.status == http.StatusBadRequest:
