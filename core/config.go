@@ -3,6 +3,7 @@ package core
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"reflect"
 	"sort"
@@ -20,9 +21,44 @@ func DecodeConfig(raw json.RawMessage, into any) error {
 		return err
 	}
 	if err := json.Unmarshal(raw, into); err != nil {
+		var wrong *json.UnmarshalTypeError
+		if errors.As(err, &wrong) && wrong.Field != "" {
+			got, _, _ := strings.Cut(wrong.Value, " ") // without a number's digits
+			return Errorf(KindInvalid, "", "configuration key %q must be %s, not %s", wrong.Field, kindWord(wrong.Type.Kind()), jsonWord(got))
+		}
 		return Errorf(KindInvalid, "", "configuration: %w", err)
 	}
 	return nil
+}
+
+// kindWord is what users call a type.
+func kindWord(k reflect.Kind) string {
+	switch {
+	case k == reflect.Bool:
+		return "true or false"
+	case k == reflect.String:
+		return "a string"
+	case k >= reflect.Int && k <= reflect.Uint64:
+		return "a whole number"
+	case k == reflect.Float64:
+		return "a number"
+	case k == reflect.Slice:
+		return "a list"
+	}
+	return "a mapping"
+}
+
+// jsonWord is the same for what package json calls a value.
+func jsonWord(value string) string {
+	switch value {
+	case "bool":
+		return "true or false"
+	case "array":
+		return "a list"
+	case "object":
+		return "a mapping"
+	}
+	return "a " + value
 }
 
 func checkKeys(raw json.RawMessage, t reflect.Type, at string) error {

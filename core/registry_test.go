@@ -39,7 +39,17 @@ func TestConfigKeysThatDoNotExistAreErrors(t *testing.T) {
 	assert.ErrorContains(t, err, `"exec.timeout"`)
 	assert.ErrorContains(t, err, `did you mean "timeout_s"?`)
 	assert.Equal(t, KindInvalid, KindOf(DecodeConfig(json.RawMessage(`{"exec": 3}`), &c)))
-	assert.Equal(t, KindInvalid, KindOf(DecodeConfig(json.RawMessage(`{"shell": 3}`), &c)))
+	for given, want := range map[string]string{
+		`{"shell": 3}`:                 `configuration key "shell" must be a string, not a number`,
+		`{"exec": {"timeout_s": "3"}}`: `configuration key "exec.timeout_s" must be a number, not a string`,
+		`{"exec": {"mode": [1]}}`:      `configuration key "exec.mode" must be a string, not a list`,
+		`{"exec": {"mode": {}}}`:       `configuration key "exec.mode" must be a string, not a mapping`,
+		`{"exec": {"mode": true}}`:     `configuration key "exec.mode" must be a string, not true or false`,
+	} {
+		err := DecodeConfig(json.RawMessage(given), &c)
+		assert.Equal(t, KindInvalid, KindOf(err), given)
+		assert.ErrorContains(t, err, want)
+	}
 	require.NoError(t, DecodeConfig(nil, &c))
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -90,14 +91,14 @@ def plain_values(value: Any) -> Any:
 def number(
     name: str, value: Any, *, at_least: float | None = None, above: float | None = None, whole: bool = False
 ) -> None:
-    """Raise ValueError, naming the field, unless value is a number within the bounds."""
+    """Raise ValueError, naming the field, unless value is a finite number within the bounds."""
     bound = f" of at least {at_least:g}" if at_least is not None else f" above {above:g}" if above is not None else ""
     kinds = int if whole else (int, float)
-    fits = isinstance(value, kinds) and not isinstance(value, bool) and value == value
+    fits = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
     if fits:
         fits = (at_least is None or value >= at_least) and (above is None or value > above)
     if not fits:
-        kind = "a whole number" if whole else "a number"
+        kind = "a whole number" if whole else "a finite number"
         raise ValueError(f"{name} must be {kind}{bound}, got {value!r}")
 
 
@@ -113,6 +114,20 @@ def text(name: str, value: Any) -> None:
     """Raise ValueError unless value is a non-empty string."""
     if not isinstance(value, str) or not value:
         raise ValueError(f"{name} must be a non-empty string, got {value!r}")
+
+
+def optional_text(name: str, value: Any) -> None:
+    """Raise ValueError unless value is a string or None."""
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{name} must be a string, got {value!r}")
+
+
+def text_mapping(name: str, value: Any) -> None:
+    """Raise ValueError unless value is a mapping of strings to strings."""
+    if not isinstance(value, Mapping) or not all(
+        isinstance(key, str) and isinstance(item, str) for key, item in cast("Mapping[object, object]", value).items()
+    ):
+        raise ValueError(f"{name} must be a mapping of strings, got {value!r}")
 
 
 def one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from nemo_gym_sandbox.providers import _options as check
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _PULL_POLICIES: Final = ("Always", "IfNotPresent", "Never")
 
@@ -88,8 +85,6 @@ class OpenSandboxCreateConfig:
         check.number("create.connect_attempt_timeout_s", self.connect_attempt_timeout_s, above=0)
         check.number("create.connect_poll_s", self.connect_poll_s, above=0)
         check.optional_number("create.renew_interval_s", self.renew_interval_s, above=0)
-        if self.renew_interval_s is not None and not math.isfinite(self.renew_interval_s):
-            raise ValueError(f"create.renew_interval_s must be finite, got {self.renew_interval_s!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +168,10 @@ class OpenSandboxAttributionConfig:
     key_prefix: str = "nemo-gym.nvidia.com/"
     """A lowercase DNS subdomain, or empty for bare keys."""
 
+    def __post_init__(self) -> None:
+        for name in ("team", "user", "workload", "run", "key_prefix"):
+            check.optional_text(f"attribution.{name}", getattr(self, name))
+
 
 @dataclass(frozen=True, kw_only=True)
 class OpenSandboxNetworkingConfig:
@@ -200,6 +199,10 @@ class OpenSandboxSharedStorageConfig:
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     """What the sandboxes that mount it need as metadata."""
 
+    def __post_init__(self) -> None:
+        check.optional_text("shared_storage.host_path", self.host_path)
+        check.text_mapping("shared_storage.metadata", self.metadata)
+
 
 @dataclass(frozen=True, kw_only=True)
 class OpenSandboxRuntimeRequirementsConfig:
@@ -211,3 +214,12 @@ class OpenSandboxRuntimeRequirementsConfig:
     """By capability: the metadata that asks for it."""
     shm_size_metadata_key: str | None = None
     """The metadata key that asks for a size of ``/dev/shm``, in bytes."""
+
+    def __post_init__(self) -> None:
+        check.text_mapping("runtime_requirements.capability_probes", self.capability_probes)
+        given: object = self.capability_metadata
+        if not isinstance(given, Mapping):
+            raise ValueError(f"runtime_requirements.capability_metadata must be a mapping, got {given!r}")
+        for capability, metadata in self.capability_metadata.items():
+            check.text_mapping(f"runtime_requirements.capability_metadata.{capability}", metadata)
+        check.optional_text("runtime_requirements.shm_size_metadata_key", self.shm_size_metadata_key)
