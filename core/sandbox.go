@@ -230,10 +230,10 @@ func (s *Sandbox) Status(ctx context.Context) (Status, error) {
 // Open terminal sessions are detached meanwhile.
 func (s *Sandbox) Pause(ctx context.Context) error {
 	return s.onPauser(ctx, "pause", func(p Pauser, ctx context.Context) error {
-		s.terminals.suspend()
+		mine := s.terminals.suspend()
 		err := p.Pause(ctx)
 		if err != nil {
-			s.terminals.reattach(ctx)
+			s.terminals.reattach(ctx, mine) // others may wait for the end of a pause that goes on
 		}
 		return err
 	})
@@ -244,7 +244,7 @@ func (s *Sandbox) Resume(ctx context.Context) error {
 	return s.onPauser(ctx, "resume", func(p Pauser, ctx context.Context) error {
 		err := p.Resume(ctx)
 		if err == nil {
-			s.terminals.reattach(ctx)
+			s.terminals.reattach(ctx, s.terminals.suspended())
 		}
 		return err
 	})

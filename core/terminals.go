@@ -123,6 +123,8 @@ func (ts *terminals) list(paused bool) []*terminal {
 	return all
 }
 
+func (ts *terminals) suspended() []*terminal { return ts.list(true) }
+
 // mark notes whether a session that is still open was detached by a pause.
 func (ts *terminals) mark(t *terminal, suspended bool) {
 	ts.mu.Lock()
@@ -132,21 +134,27 @@ func (ts *terminals) mark(t *terminal, suspended bool) {
 	}
 }
 
-// suspend detaches all sessions that are attached.
-func (ts *terminals) suspend() {
+// suspend detaches all sessions that are attached, and gives them.
+func (ts *terminals) suspend() []*terminal {
+	var mu sync.Mutex
+	var detached []*terminal
 	each(ts.list(false), func(t *terminal) {
 		if t.Suspend() {
 			ts.mark(t, true)
+			mu.Lock()
+			defer mu.Unlock()
+			detached = append(detached, t)
 		}
 	})
+	return detached
 }
 
 // reattach attaches again what suspend has detached. A session to which there is
 // no way back is given up, so that its readers get the reason.
-func (ts *terminals) reattach(ctx context.Context) {
+func (ts *terminals) reattach(ctx context.Context, detached []*terminal) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reattachTimeout)
 	defer cancel()
-	each(ts.list(true), func(t *terminal) {
+	each(detached, func(t *terminal) {
 		ts.mark(t, false)
 		if err := t.Reattach(ctx); err != nil {
 			t.Abandon(err)

@@ -122,6 +122,18 @@ func TestFailedPauseLeavesSessionsAttached(t *testing.T) {
 	assert.True(t, one.attached)
 }
 
+func TestFailedSecondPauseLeavesSessionsToTheFirst(t *testing.T) {
+	p := &talker{}
+	s := startTalker(t, p)
+	one := openTalk(t, s)
+	require.NoError(t, s.Pause(context.Background()))
+	p.failPause = errScripted
+	assert.ErrorIs(t, s.Pause(context.Background()), errScripted)
+	assert.False(t, one.attached, "the sandbox stands still")
+	require.NoError(t, s.Resume(context.Background()))
+	assert.True(t, one.attached)
+}
+
 func TestSessionThatCannotComeBackIsGivenUp(t *testing.T) {
 	p := &talker{deaf: true}
 	s := startTalker(t, p)

@@ -2,6 +2,7 @@ package opensandbox
 
 import (
 	"context"
+	"encoding/json"
 	"net/http"
 	"net/http/httptest"
 	"sync/atomic"
@@ -11,7 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"encoding/json"
+	"github.com/nemo-gym/nemo_gym_sandbox/core"
 )
 
 // The server may name a sandbox when its caller has gone and the provider is being closed: it is removed all the same.
@@ -52,4 +53,25 @@ func TestSandboxThatIsNamedTooLateIsRemoved(t *testing.T) {
 	close(name)
 	require.NoError(t, <-closed)
 	assert.EqualValues(t, 1, removed.Load())
+}
+
+// A pause that is refused leaves the sandbox what it was: paused, for one that is.
+func TestRefusedPauseChangesNothing(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusConflict)
+		_, _ = w.Write([]byte(`{"code":"DOCKER::SANDBOX_NOT_RUNNING","message":"Sandbox is not in a running state."}`))
+	}))
+	defer server.Close()
+	raw, err := json.Marshal(map[string]any{"connection": map[string]any{"domain": server.URL, "api_key": "k"}})
+	require.NoError(t, err)
+	p, err := newProvider(raw)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, p.Close(context.Background())) }()
+	for _, before := range []bool{true, false} {
+		i := p.newInstance("box")
+		i.setPaused(before)
+		assert.Equal(t, core.KindConflict, core.KindOf(i.Pause(context.Background())))
+		assert.Equal(t, before, i.isPaused())
+		i.Detach()
+	}
 }

@@ -16,7 +16,7 @@ func (i *instance) Pause(ctx context.Context) error {
 	limit := seconds(i.p.cfg.Operations.PauseResumeTimeoutS)
 	short, cancel := bounded(ctx, limit, "waiting for sandbox "+i.id+" to pause")
 	defer cancel()
-	i.setPaused(true)
+	was := i.setPaused(true)
 	err := i.p.rest.changeState(short, i.id, "pause")
 	if err == nil {
 		err = i.awaitPaused(short)
@@ -24,7 +24,7 @@ func (i *instance) Pause(ctx context.Context) error {
 	if err == nil {
 		return nil
 	}
-	i.setPaused(false)
+	i.setPaused(was) // it may have been before, and still be
 	return i.stateError(ctx, short, "pause", limit, err, "")
 }
 
@@ -37,10 +37,11 @@ func (i *instance) stateError(ctx, short context.Context, op string, limit time.
 	return failed(ctx, op, i.id, "the "+op, err)
 }
 
-func (i *instance) setPaused(paused bool) {
+func (i *instance) setPaused(paused bool) (was bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.paused = paused
+	was, i.paused = i.paused, paused
+	return was
 }
 
 func (i *instance) isPaused() bool {

@@ -375,6 +375,24 @@ func TestOpenSandboxPauseResumeConnect(t *testing.T) {
 	assert.Equal(t, core.KindNotFound, core.KindOf(err), "%v", err)
 }
 
+// A second pause is refused, and changes nothing: whoever went back to a session now would meet a sandbox that stands still.
+func TestOpenSandboxSecondPauseLeavesSessionsAlone(t *testing.T) {
+	server := startStandin(t)
+	s := osbBox(t, server, nil, core.Spec{})
+	ctx := osbContext(t)
+	session, err := s.OpenPTY(ctx, core.PTYSpec{Command: "read x; echo got $x", NoTerminal: true})
+	require.NoError(t, err)
+	require.NoError(t, s.Pause(ctx))
+	before := len(server.Requests(http.MethodGet, "/pty/"))
+	assert.Equal(t, core.KindConflict, core.KindOf(s.Pause(ctx)))
+	assert.Len(t, server.Requests(http.MethodGet, "/pty/"), before)
+	require.NoError(t, s.Resume(ctx))
+	require.NoError(t, session.Write(ctx, []byte("it\n")))
+	out, _ := osbDrained(ctx, t, session)
+	assert.Equal(t, "got it\n", out)
+	require.NoError(t, session.Close(ctx))
+}
+
 // What was serialized last counts, also when that was nothing, and also where the daemon is not root.
 func TestOpenSandboxDefaultsAreThoseOfTheLastSerialize(t *testing.T) {
 	for name, fault := range map[string]standin.Fault{
