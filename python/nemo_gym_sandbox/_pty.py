@@ -119,7 +119,8 @@ class SandboxPty:
 
         In terminal mode all output is in ``stdout`` and ``stderr`` is None. A timeout is a result with ``error_type``
         ``"timeout"`` and what was printed until then; a session given by the caller still runs the command after it
-        and should be discarded. A command that ends the shell of a live session raises SandboxPtyError.
+        and should be discarded. A command that ends the shell of a live session raises SandboxPtyError. Of one with a mistake
+        in its grammar ``stdout`` has what the shell said, with its echo; one that is not complete is waited for.
 
         ``detach=True`` holds no connection while the command works: every ``poll_interval_s`` seconds the session is
         attached for a moment. The output comes back as one stream; more than the backend retains between two looks
