@@ -147,22 +147,29 @@ func (p *Provider) dialer(at endpoint, timeout time.Duration) (*pty.Client, erro
 }
 
 // locked gives an opened session what removes its lock when it is closed: then nobody can start its command any more.
+// Nor can anybody whose session did not come about: it has no name.
 func (p *Provider) locked(at endpoint, once string) func(*pty.Session, error) (core.PTYSession, error) {
+	unlock := func() {
+		remove := call{method: http.MethodDelete, url: at.url + "/directories?path=" + url.QueryEscape(once), header: at.header, timeout: unlockTimeout}
+		p.background(func(ctx context.Context) {
+			// Who closes a session and then the provider leaves nothing behind either; a sandbox that is gone took it along.
+			_, _ = p.rest.do(context.WithoutCancel(ctx), remove, nil)
+		})
+	}
 	return func(s *pty.Session, err error) (core.PTYSession, error) {
-		if err != nil || once == "" {
+		if once == "" {
 			return opened(s, err)
 		}
-		return &lockedSession{Session: s, unlock: func() {
-			remove := call{method: http.MethodDelete, url: at.url + "/directories?path=" + url.QueryEscape(once), header: at.header, timeout: removeTimeout}
-			p.background(func(ctx context.Context) {
-				_, err := p.rest.do(ctx, remove, nil)
-				if s := statusOf(err); s != http.StatusNotFound && ctx.Err() == nil {
-					quietly(ctx, "the lock of a session could not be removed", err)
-				}
-			})
-		}}, nil
+		if err != nil {
+			unlock()
+			return nil, err
+		}
+		return &lockedSession{Session: s, unlock: unlock}, nil
 	}
 }
+
+// unlockTimeout bounds the removal of a lock that nobody needs any more, which the provider's end waits for.
+const unlockTimeout = 3 * time.Second
 
 // lockedSession is a session whose command runs once.
 type lockedSession struct {

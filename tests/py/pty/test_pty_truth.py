@@ -58,7 +58,7 @@ class Player:
     def begin(self) -> None:
         self.tmux.type(f"clear; . {shlex.quote(str(self._start))}")
         self.tmux.sees(rf"^{PROMPT}$")
-        self._line("cd $(mktemp -d); printf '\\033[H\\033[2J\\033[3J%s\\n' cl''ean")
+        self._line("d=$(mktemp -d); trap \"rm -r $d\" EXIT; cd $d; printf '\\033[H\\033[2J\\033[3J%s\\n' cl''ean")
         self.tmux.sees(rf"\Aclean\n{PROMPT}$")
 
     def do(self, step: Step) -> None:
