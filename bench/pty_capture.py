@@ -7,6 +7,7 @@ It needs tmux and a Docker engine. What is typed is below; what is answered is w
 
 from __future__ import annotations
 
+import argparse
 import html
 import os
 import re
@@ -130,6 +131,7 @@ def drawn(shown: str) -> str:
 
 def main() -> None:
     """Play, and draw the end of it."""
+    argparse.ArgumentParser(prog="python -m bench.pty_capture", description="Makes docs/shell.svg.").parse_args()
     with tempfile.TemporaryDirectory() as folder:
         screen = Screen(Path(folder))
         try:
