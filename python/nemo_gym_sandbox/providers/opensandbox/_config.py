@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from nemo_gym_sandbox.providers import _options as check
 
@@ -217,7 +217,7 @@ class OpenSandboxRuntimeRequirementsConfig:
 
     def __post_init__(self) -> None:
         check.text_mapping("runtime_requirements.capability_probes", self.capability_probes)
-        given: object = self.capability_metadata
+        given: Any = self.capability_metadata
         if not isinstance(given, Mapping):
             raise ValueError(f"runtime_requirements.capability_metadata must be a mapping, got {given!r}")
         for capability, metadata in self.capability_metadata.items():
