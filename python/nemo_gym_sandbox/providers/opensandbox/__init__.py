@@ -106,6 +106,18 @@ def _check_options(options: Any) -> None:
             raise TypeError(f"provider option volumes must be a list of mappings, not of {type(volume).__name__}")
 
 
+def _texts(values: Mapping[Any, Any] | None) -> dict[str, str]:
+    return {str(key): str(value) for key, value in (values or {}).items()}
+
+
+def _in_text(spec: SandboxSpec) -> SandboxSpec:
+    """The spec with text where the server knows nothing else: a configuration file has numbers there, too."""
+    options: dict[str, Any] = spec.provider_options or {}
+    if options.get("extensions"):
+        options = {**options, "extensions": _texts(options["extensions"])}
+    return replace(spec, env=_texts(spec.env), metadata=_texts(spec.metadata), provider_options=options)
+
+
 class OpenSandboxProvider(
     NativeReconnection, NativeDefaults, NativeEndpoints, NativePausing, NativeServices, OpenSandboxNetworking
 ):
@@ -169,14 +181,14 @@ class OpenSandboxProvider(
     async def create(self, spec: SandboxSpec) -> SandboxHandle:
         """Make a sandbox, ready for commands and with the files of the spec.
 
-        Without ``ttl_s`` it ends itself after 600 s. Raises OpenSandboxCreateError, or a subclass for a sandbox that was
+        Without ``ttl_s`` it ends itself after 600 s. Values of ``env`` and ``metadata`` that are no text become it. Raises OpenSandboxCreateError, or a subclass for a sandbox that was
         late or failed its readiness check; TypeError or ValueError for a provider option that makes no sense. When it
         fails, or is cancelled, nothing is left.
         """
         _check_options(spec.provider_options)
         log_attribution_once(self._attributed)
         try:
-            return await super().create(spec)
+            return await super().create(_in_text(spec))
         except SandboxCreateError as error:
             kind = str(getattr(error, "kind", ""))
             known = _BY_KIND.get(kind)
