@@ -263,6 +263,20 @@ func TestForeignSilenceBeforeTheGreetingEndsWithTheTimeout(t *testing.T) {
 	assert.Equal(t, "DELETE /pty/"+foreignID, f.asked()[len(f.asked())-1])
 }
 
+// A session's death must not look like the end of the reader's own time.
+func TestForeignSilenceAfterALossEndsTheSession(t *testing.T) {
+	f := newForeign(t, func(c *websocket.Conn) { text(c, hello) }, wait)
+	f.Timeout = 200 * time.Millisecond
+	s, err := f.Open(f.ctx(), core.PTYSpec{Rows: 24, Cols: 80})
+	require.NoError(t, err)
+	_, err = s.Read(f.ctx())
+	assert.Equal(t, core.KindPTY, core.KindOf(err), "%v", err)
+	assert.ErrorContains(t, err, "did not say that the session is attached")
+	_, err = s.WaitExit(f.ctx())
+	assert.Equal(t, core.KindPTY, core.KindOf(err), "%v", err)
+	require.NoError(t, s.Close(f.ctx()))
+}
+
 func TestForeignCreateIsTriedAgainWhereThatHelps(t *testing.T) {
 	attached := func(c *websocket.Conn) { text(c, hello); wait(c) }
 	for status, tries := range map[int]int{502: 2, 503: 2, 404: 2, 400: 1, 500: 1} {

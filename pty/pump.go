@@ -191,7 +191,11 @@ func (s *Session) establish(ctx context.Context, op string, o dialOptions) (*lin
 		case errors.Is(err, errExit):
 			return nil, err
 		case errors.Is(err, errNoGreeting):
-			return nil, s.c.named(op, core.Errorf(core.KindTimeout, op, "PTY session %s: %w within %gs", s.id, err, s.c.request().Seconds()))
+			kind := core.KindTimeout
+			if o.back {
+				kind = core.KindPTY // nobody asked for it: to a reader it is the session's end, and not that of a time
+			}
+			return nil, s.c.named(op, core.Errorf(kind, op, "PTY session %s: %w within %gs", s.id, err, s.c.request().Seconds()))
 		case ctx.Err() != nil:
 			return nil, s.c.named(op, ctxError(ctx, op))
 		case isRefused(err):

@@ -189,7 +189,7 @@ func (s *Session) WaitExit(ctx context.Context) (int, error) {
 	const op = "pty wait"
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for {
+	for came := true; ; came = s.await(ctx) {
 		switch {
 		case s.exited:
 			return s.code, nil
@@ -197,8 +197,7 @@ func (s *Session) WaitExit(ctx context.Context) (int, error) {
 			return 0, s.ended(op)
 		case s.closed:
 			return 0, s.c.errorf(op, "PTY session %s was closed before process exit", s.id)
-		}
-		if !s.await(ctx) {
+		case !came: // asked last: whoever closes a session may end the contexts of those who wait for it in the same moment
 			return 0, s.c.named(op, ctxError(ctx, op))
 		}
 	}
