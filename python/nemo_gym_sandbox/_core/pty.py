@@ -143,7 +143,7 @@ class _Output:
         while self._size < KEEP and not (self._kept and isinstance(self._kept[-1], BaseException)):
             try:
                 chunk = self._fetch()
-            except SandboxPtyError as error:
+            except Exception as error:  # for whoever reads: it is the library's event that asks
                 self._kept.append(error)
                 return
             if not chunk:
@@ -192,7 +192,9 @@ class _Input:
 
 def _refused(bridge: Bridge, stream: int, code: int) -> BaseException:
     if code == EFAILED:
-        return exception_for(bridge.lib.stream_error(stream), codec.PTY_INFO)
+        error = exception_for(bridge.lib.stream_error(stream), codec.PTY_INFO)
+        # What ended a session may have been cancelled there, or timed out: here nobody was, and nobody's time is over.
+        return error if isinstance(error, SandboxPtyError) else SandboxPtyError(str(error))
     if code in (EBADHANDLE, ECLOSED):
         return SandboxPtyError("the PTY session is closed: its event loop, or the library, has ended")
     return bridge.lib.failure(code, "the PTY session can't be used")
