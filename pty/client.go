@@ -140,7 +140,7 @@ func (c *Client) Attach(ctx context.Context, id string, takeover bool, since int
 	var g *goneError
 	switch {
 	case errors.As(err, &g):
-		return nil, c.failed(ctx, "pty attach", "failed to attach to PTY session "+id, err)
+		return nil, c.failed(ctx, "pty attach", "Failed to attach to PTY session "+id, err)
 	case isStatus(err, http.StatusNotFound, proto.CodeNotFound):
 		return nil, c.notFound("pty attach", id)
 	case err == nil && c.RestartsEnded && !info.Running && info.OutputOffset > 0:
@@ -272,7 +272,11 @@ func (c *Client) failed(ctx context.Context, op, what string, err error) error {
 	if errors.As(err, &g) {
 		return c.errorf(op, "%s: %w", what, g.error)
 	}
-	return c.errorf(op, "%s %w", what, err)
+	var answered *statusError
+	if errors.As(err, &answered) { // which goes on: with HTTP ...
+		return c.errorf(op, "%s %w", what, err)
+	}
+	return c.errorf(op, "%s: %w", what, err)
 }
 
 // ctxError is the error of an operation whose context has ended.

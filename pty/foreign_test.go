@@ -348,6 +348,22 @@ func TestForeignLossIsHealedFromTheLastByte(t *testing.T) {
 	}, asked[1:])
 }
 
+func TestForeignRefusalsAreTold(t *testing.T) {
+	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/ws") {
+			w.WriteHeader(http.StatusForbidden)
+			_, _ = io.WriteString(w, "said the server")
+		}
+	}))
+	f := newForeign(t, nil)
+	f.URL = h.URL
+	_, err := f.Attach(f.ctx(), foreignID, true, 0)
+	assert.ErrorContains(t, err, "Failed to attach to PTY session "+foreignID+" with HTTP 403: said the server")
+	h.Close()
+	_, err = f.Open(f.ctx(), core.PTYSpec{})
+	assert.ErrorContains(t, err, "PTY create failed: ")
+}
+
 func TestForeignConnectionsWithoutAByteEndTheSession(t *testing.T) {
 	f := newForeign(t, func(c *websocket.Conn) { text(c, hello) })
 	s, err := f.Open(f.ctx(), core.PTYSpec{})

@@ -211,7 +211,7 @@ func (s *Session) establish(ctx context.Context, op string, o dialOptions) (*lin
 		case errors.As(err, &bad):
 			return nil, s.c.errorf(op, "PTY session %s: %w", s.id, bad.error)
 		case len(retry) == 0 || !mayHeal(err):
-			return nil, s.c.failed(ctx, op, "failed to attach to PTY session "+s.id+":", err)
+			return nil, s.c.failed(ctx, op, "Failed to attach to PTY session "+s.id, err)
 		default:
 			if derr := s.c.gone(ctx); derr != nil {
 				return nil, s.c.failed(ctx, op, "PTY session "+s.id, derr)
