@@ -248,7 +248,7 @@ func (i *instance) readLog(ctx context.Context, name string, sink core.Sink) err
 		defer idle.Stop()
 		res, err := i.p.rest.send(ctx, c)
 		if err != nil {
-			return err
+			return i.heard(err)
 		}
 		defer func() { _ = res.Body.Close() }()
 		if res.StatusCode/100 != 2 {

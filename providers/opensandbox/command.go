@@ -138,7 +138,7 @@ func (i *instance) submitOnce(ctx, life context.Context, path string, body any) 
 			return err
 		}
 		if res, err = i.p.rest.send(life, c); err != nil {
-			return err
+			return i.heard(err)
 		}
 		if res.StatusCode/100 == 2 {
 			return nil

@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -67,4 +70,51 @@ func TestDaemonsOwnForwarderIsLeftOut(t *testing.T) {
 			assert.Equal(t, c.want, asked[len(asked)-1], "of %v", asked)
 		})
 	}
+}
+
+// A sandbox that another process has paused and resumed is somewhere else.
+func TestSandboxThatHasMovedIsFound(t *testing.T) {
+	daemon := func() *httptest.Server {
+		return httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/command" {
+				replay(http.StatusOK, []string{`{"type":"init","text":"1"}` + "\n\n" + `{"type":"execution_complete"}` + "\n\n"})(w, "")
+			}
+		}))
+	}
+	before, after := daemon(), daemon()
+	defer after.Close()
+	var at atomic.Value
+	at.Store(before.Listener.Addr().String())
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.Contains(r.URL.Path, "/endpoints/") {
+			_, _ = fmt.Fprintf(w, `{"endpoint":%q}`, at.Load())
+			return
+		}
+		_, _ = fmt.Fprint(w, `{"id":"box","status":{"state":"Running"}}`)
+	}))
+	defer server.Close()
+	config, err := json.Marshal(map[string]any{
+		"connection": map[string]any{"domain": server.URL}, "operations": map[string]any{"retries": 1, "retry_delay_s": 0},
+		"create": map[string]any{"skip_health_check": true},
+	})
+	require.NoError(t, err)
+	p, err := newProvider(config)
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, p.Close(t.Context())) }()
+	i := p.newInstance("box")
+	defer i.Detach()
+	_, err = i.locate(t.Context())
+	require.NoError(t, err)
+	res, _, _, err := runIn(t, i, core.ExecRequest{Command: "x"})
+	require.NoError(t, err)
+	require.Empty(t, res.ErrorType, res.Reason)
+
+	before.Close()
+	at.Store(after.Listener.Addr().String())
+	local := filepath.Join(t.TempDir(), "local")
+	require.NoError(t, os.WriteFile(local, []byte("x"), 0o600))
+	require.NoError(t, i.Upload(t.Context(), local, "/there"), "with the second try")
+	res, _, _, err = runIn(t, i, core.ExecRequest{Command: "x"})
+	require.NoError(t, err)
+	assert.Empty(t, res.ErrorType, res.Reason)
 }

@@ -265,7 +265,7 @@ func (i *instance) read(ctx context.Context, remotePath string, w io.Writer) err
 	res, err := i.p.rest.send(ctx, c)
 	heard()
 	if err != nil {
-		return err
+		return i.heard(err)
 	}
 	defer func() { _ = res.Body.Close() }()
 	if res.StatusCode != http.StatusOK {

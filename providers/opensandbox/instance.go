@@ -2,6 +2,7 @@ package opensandbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"sync"
@@ -98,7 +99,18 @@ func (i *instance) ask(ctx context.Context, c call, path string, out any) (http.
 	if err != nil {
 		return nil, err
 	}
-	return i.p.rest.do(ctx, c, out)
+	header, err := i.p.rest.do(ctx, c, out)
+	return header, i.heard(err)
+}
+
+// heard is told what became of each request to the daemon. Where nobody is any more nobody is looked for again: another
+// process may have paused the sandbox, and resumed it elsewhere.
+func (i *instance) heard(err error) error {
+	var t *transportError
+	if errors.As(err, &t) && t.unsent && !i.starting.Load() {
+		i.forgetDaemon()
+	}
+	return err
 }
 
 // ping asks whether the daemon answers.
