@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from nemo_gym_sandbox._paths import inside
+
 if TYPE_CHECKING:
     import os
     from collections.abc import Awaitable, Callable
@@ -38,7 +40,7 @@ class SandboxSidecar:
 
     async def download(self, remote: str, local: str | os.PathLike[str]) -> None:
         """Copy one file of the sidecar to the local file system."""
-        await self._provider().download_sidecar_file(self._life.handle(), self.name, str(remote), Path(local))
+        await self._provider().download_sidecar_file(self._life.handle(), self.name, inside(remote), Path(local))
 
     def _provider(self) -> SupportsSandboxSidecars:
         provider: Any = self._life.provider

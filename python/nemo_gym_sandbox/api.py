@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 from nemo_gym_sandbox import telemetry
 from nemo_gym_sandbox._cleanup import finish
 from nemo_gym_sandbox._lifecycle import CLEANUP_TIMEOUT_S, Lifecycle
+from nemo_gym_sandbox._paths import inside
 from nemo_gym_sandbox.providers.base import (
     ConnectableProvider,
     SandboxEndpoint,
@@ -308,13 +309,13 @@ class AsyncSandbox:
         """Copy one local file into the sandbox, making the target's parents."""
         handle = self._life.handle()
         await self._tell_defaults(handle)
-        await self._life.provider.upload_file(handle, Path(local), str(remote))
+        await self._life.provider.upload_file(handle, Path(local), inside(remote))
 
     async def download(self, remote: str | os.PathLike[str], local: str | os.PathLike[str]) -> None:
         """Copy one file of the sandbox to the local file system, making the target's parents."""
         handle = self._life.handle()
         await self._tell_defaults(handle)
-        await self._life.provider.download_file(handle, str(remote), Path(local))
+        await self._life.provider.download_file(handle, inside(remote), Path(local))
 
     async def upload_dir(
         self, local: str | os.PathLike[str], remote: str | os.PathLike[str], *, concurrency: int = 8
@@ -331,7 +332,7 @@ class AsyncSandbox:
         self._life.handle()
         from nemo_gym_sandbox import _trees
 
-        await _trees.upload(self, Path(local), str(remote), concurrency)
+        await _trees.upload(self, Path(local), inside(remote), concurrency)
 
     async def download_dir(
         self,
@@ -355,7 +356,7 @@ class AsyncSandbox:
         self._life.handle()
         from nemo_gym_sandbox import _trees
 
-        await _trees.download(self, str(remote), Path(local), concurrency, outside_links)
+        await _trees.download(self, inside(remote), Path(local), concurrency, outside_links)
 
     # ---- state
 
@@ -464,15 +465,16 @@ class AsyncSandbox:
         try:
             backend = _connectable(sandbox.provider, sandbox.provider_name, "connect()")
             given = _as_mapping(descriptor)
+            spec = SandboxSpec(  # refuses what makes no sense before anything is taken up
+                workdir=given.get("workdir"), ports=given.get("ports") or (), sidecars=given.get("sidecars") or ()
+            )
             handle = await backend.connect(given)
         except BaseException:
             if isinstance(provider, Mapping):  # nobody else has it
                 await finish(sandbox.provider.aclose(), CLEANUP_TIMEOUT_S)
             raise
         sandbox._life.adopt(handle)
-        sandbox._spec = SandboxSpec(
-            workdir=given.get("workdir"), ports=given.get("ports") or (), sidecars=given.get("sidecars") or ()
-        )
+        sandbox._spec = spec
         sandbox._default_user = given.get("user")
         sandbox._told_defaults = sandbox._default_user, sandbox.exec_cwd(None)  # the provider finds them itself
         return sandbox

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
 
 from ..providers.base import SandboxResources, SandboxSidecarSpec, SandboxSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["EVENT", "Reply", "encode", "encode_env", "encode_spec", "encode_timeout", "encode_user"]
 
@@ -56,6 +54,11 @@ EXAMINE = 34
 TEST = 1000
 
 
+_INT_MAX = 2**63 - 1
+
+_FOREVER = 1e15
+"""Seconds beyond what the library can count; no float is as large as some integers."""
+
 # json.dumps() makes one for every call that is not all defaults, and json.loads() looks for encodings and blanks.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _DECODER = json.JSONDecoder()
@@ -99,7 +102,7 @@ def encode_timeout(timeout_s: int | float | None) -> float | None:
         raise TypeError(f"timeout_s must be a number of seconds or None, not {type(timeout_s).__name__}")
     if not timeout_s > 0:
         raise ValueError(f"timeout_s must be positive, got {timeout_s}")
-    return -1 if math.isinf(timeout_s) else timeout_s
+    return -1 if timeout_s > _FOREVER else timeout_s
 
 
 def encode_user(user: str | int | None) -> str:
@@ -115,6 +118,8 @@ def encode_env(env: Mapping[str, str] | None) -> dict[str, str] | None:
     """Environment variables; what is no text is refused here, without showing a value, which may be secret."""
     if env is None:
         return None
+    if not isinstance(env, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"environment variables must be a mapping, not {type(env).__name__}")
     for key, value in env.items():
         if not isinstance(key, str) or not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
@@ -127,12 +132,75 @@ def _encode_resources(resources: SandboxResources | Mapping[str, Any]) -> dict[s
     if not isinstance(resources, SandboxResources):
         resources = SandboxResources.from_mapping(resources)
     return {
-        "cpu": resources.cpu,
-        "memory_mib": resources.memory_mib,
-        "disk_gib": resources.disk_gib,
-        "gpu": resources.gpu,
-        "gpu_type": resources.gpu_type,
+        "cpu": _number("resources.cpu", resources.cpu),
+        "memory_mib": _count("resources.memory_mib", resources.memory_mib),
+        "disk_gib": _count("resources.disk_gib", resources.disk_gib),
+        "gpu": _count("resources.gpu", resources.gpu),
+        "gpu_type": _text("resources.gpu_type", resources.gpu_type),
     }
+
+
+def _number(name: str, value: Any) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number or None, not {type(value).__name__}")
+    if not abs(value) <= sys.float_info.max:
+        raise ValueError(f"{name} must be a finite number, got {value}; None is no limit")
+    return value
+
+
+def _count(name: str, value: Any) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number or None, not {type(value).__name__}")
+    if abs(value) > _INT_MAX:
+        raise ValueError(f"{name} is larger than any machine's: {value}")
+    return value
+
+
+def _text(name: str, value: Any) -> Any:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{name} must be a str or None, not {type(value).__name__}")
+    return value
+
+
+def _texts(name: str, value: Any) -> list[str] | None:
+    if value is None:
+        return None
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(f"{name} must be a list of str or None, not {type(value).__name__}")
+    texts = list(cast("list[Any]", value))
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"{name} must be a list of str, but {text!r} is {type(text).__name__}")
+    return texts
+
+
+def _encode_files(files: Any) -> list[list[str]]:
+    if files is None:
+        return []
+    if not isinstance(files, Mapping):
+        raise TypeError(f"files must be a mapping of paths to text, not {type(files).__name__}")
+    entries: list[list[str]] = []
+    for path, content in cast("Mapping[Any, Any]", files).items():
+        if not isinstance(path, str) or not isinstance(content, str):
+            raise TypeError(f"files are str to str, but {path!r} is {type(path).__name__} to {type(content).__name__}")
+        entries.append([path, content])
+    return entries
+
+
+def _encode_metadata(metadata: Any) -> dict[str, str] | None:
+    """Labels. Numbers are common among them, and have one text form."""
+    if metadata is None:
+        return None
+    if not isinstance(metadata, Mapping):
+        raise TypeError(f"metadata must be a mapping, not {type(metadata).__name__}")
+    labels = cast("Mapping[Any, Any]", metadata)
+    return {str(key): "" if value is None else str(value) for key, value in labels.items()}
 
 
 def _encode_sidecar(sidecar: SandboxSidecarSpec | Mapping[str, Any]) -> dict[str, Any]:
@@ -147,17 +215,20 @@ def _encode_sidecar(sidecar: SandboxSidecarSpec | Mapping[str, Any]) -> dict[str
 
 
 def encode_spec(spec: SandboxSpec) -> dict[str, Any]:
-    """A spec as the library takes it."""
+    """A spec as the library takes it.
+
+    Raises TypeError for a field of another type, ValueError for a number that is none; both name the field.
+    """
     return {
-        "image": spec.image,
-        "ttl_s": spec.ttl_s,
-        "ready_timeout_s": spec.ready_timeout_s,
-        "workdir": spec.workdir,
+        "image": _text("image", spec.image),
+        "ttl_s": _number("ttl_s", spec.ttl_s),
+        "ready_timeout_s": _number("ready_timeout_s", spec.ready_timeout_s),
+        "workdir": _text("workdir", spec.workdir),
         "env": encode_env(spec.env),
-        "files": [[path, content] for path, content in spec.files.items()],
-        "metadata": spec.metadata,
+        "files": _encode_files(spec.files),
+        "metadata": _encode_metadata(spec.metadata),
         "resources": _encode_resources(spec.resources),
-        "entrypoint": spec.entrypoint,
+        "entrypoint": _texts("entrypoint", spec.entrypoint),
         "provider_options": spec.provider_options,
         "ports": list(spec.ports),
         "sidecars": [_encode_sidecar(sidecar) for sidecar in spec.sidecars],

@@ -7,9 +7,11 @@ import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .. import telemetry
+from .._paths import inside
 from ..providers.base import (
     OutputCallback,
     SandboxCreateError,
+    SandboxCreateVerificationError,
     SandboxExecResult,
     SandboxHandle,
     SandboxSpec,
@@ -43,6 +45,7 @@ class NativeProvider:
 
     name: ClassVar[str]
     create_error: ClassVar[type[SandboxCreateError]] = SandboxCreateError
+    verification_error: ClassVar[type[SandboxCreateVerificationError]] = SandboxCreateVerificationError
 
     def __init__(self, config: dict[str, Any]) -> None:
         lib = library()
@@ -156,7 +159,7 @@ class NativeProvider:
         raw = self._raw(handle)
         request: dict[str, Any] = {"sandbox": raw.number, "command": command}
         if cwd is not None:
-            request["cwd"] = os.fspath(cwd)
+            request["cwd"] = inside(cwd)
         if env:
             request["env"] = codec.encode_env(env)
         if timeout_s is not None:
@@ -285,7 +288,7 @@ class NativeProvider:
     async def _call(self, op: int, request: bytes, *, bridge: Bridge | None = None, **options: Any) -> Reply:
         reply = await (bridge or running_bridge()).call(op, request, **options)
         if reply.status != 0:
-            raise failure(reply, op, self.create_error)
+            raise failure(reply, op, self.create_error, self.verification_error)
         return reply
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from .lib import Library
@@ -21,6 +21,13 @@ class NativeObject:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.number:#x}>"
+
+    def __reduce__(self) -> NoReturn:
+        # A copy would let go of the object a second time, and another process has no such object.
+        raise TypeError(
+            "an open sandbox or provider belongs to its process and cannot be copied or pickled: "
+            "make providers where they are used, and hand sandboxes over with serialize() and connect()"
+        )
 
     def __del__(self) -> None:
         self._release(self.number)

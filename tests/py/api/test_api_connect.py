@@ -89,6 +89,14 @@ async def test_connect_takes_what_can_turn_itself_into_a_mapping():
         await AsyncSandbox.connect(5, provider=FullProvider())
 
 
+async def test_connect_refuses_a_descriptor_before_anything_is_taken_up():
+    """What was taken up for a descriptor that then could not be used was nobody's any more."""
+    provider = FullProvider()
+    with pytest.raises(TypeError, match="ports must be a list"):
+        await AsyncSandbox.connect({"sandbox_id": "far", "ports": "80"}, provider=provider)
+    assert provider.calls == []
+
+
 async def test_connect_from_a_configuration_closes_what_it_made_when_it_fails(monkeypatch: pytest.MonkeyPatch):
     made: list[FullProvider] = []
 

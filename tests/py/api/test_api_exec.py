@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest.mock import AsyncMock
 
 import pytest
@@ -239,6 +239,23 @@ async def test_files_go_both_ways(tmp_path: Path):
     assert (tmp_path / "down").read_bytes() == b"data"
     provider.files["/log"] = b"caf\xc3\xa9 \xff\n"
     assert await read_text(sandbox, path="/log") == "café \ufffd\n"
+
+
+@pytest.mark.parametrize("path", [None, b"/there", 5], ids=repr)
+async def test_a_path_inside_is_text(path: Any, tmp_path: Path):
+    """Their text forms named other files: None was the file "None"."""
+    provider = MemoryProvider()
+    sandbox = await started(provider)
+    (tmp_path / "up").write_bytes(b"data")
+    for work in (
+        lambda: sandbox.upload(tmp_path / "up", path),
+        lambda: sandbox.download(path, tmp_path / "down"),
+        lambda: sandbox.upload_dir(tmp_path, path),
+        lambda: sandbox.download_dir(path, tmp_path / "tree"),
+    ):
+        with pytest.raises(TypeError):
+            await work()
+    assert provider.files == {}
 
 
 async def test_endpoint_checks_in_order():
