@@ -13,7 +13,6 @@ __all__ = ["SandboxFileError", "SandboxFileNotFoundError", "exception_for", "fai
 
 _PLAIN: dict[str, type[BaseException]] = {
     "pty": SandboxPtyError,
-    "verification": SandboxCreateVerificationError,
     "not_supported": NotImplementedError,
     "timeout": TimeoutError,
     "invalid": ValueError,
@@ -44,15 +43,27 @@ _PTY = frozenset(range(codec.PTY_OPEN, codec.PTY_DIAL + 1))
 _NOT_ABOUT_CREATING = frozenset({"verification", "not_supported", "invalid", "unknown_key", "canceled", "closed"})
 """Kinds that keep their exception when a sandbox is made; every other one there means that it could not be."""
 
+_NOT_THERE = frozenset({"not_found", "sandbox"})
+"""Kinds that say, when a sandbox is taken up, that it does not live."""
+
 
 def exception_for(
-    about: dict[str, Any], op: int | None = None, create_error: type[SandboxCreateError] = SandboxCreateError
+    about: dict[str, Any],
+    op: int | None = None,
+    create_error: type[SandboxCreateError] = SandboxCreateError,
+    verification_error: type[SandboxCreateVerificationError] = SandboxCreateVerificationError,
 ) -> BaseException:
     """The exception for a failure's description. Its ``kind`` attribute keeps the library's word for it."""
     kind = str(about.get("kind", "internal"))
     message = str(about.get("message") or "the sandbox library reported an error without a text")
-    if kind == "create" or (op == codec.CREATE and kind not in _NOT_ABOUT_CREATING):
+    if (
+        kind == "create"
+        or (op == codec.CREATE and kind not in _NOT_ABOUT_CREATING)
+        or (op == codec.CONNECT and kind in _NOT_THERE)
+    ):
         error: BaseException = create_error(message)
+    elif kind == "verification":
+        error = verification_error(message)
     elif op in (codec.UPLOAD, codec.DOWNLOAD) and kind in _FILE:
         error = _FILE[kind](message)
     else:
@@ -63,10 +74,15 @@ def exception_for(
     return error
 
 
-def failure(reply: codec.Reply, op: int, create_error: type[SandboxCreateError] = SandboxCreateError) -> BaseException:
+def failure(
+    reply: codec.Reply,
+    op: int,
+    create_error: type[SandboxCreateError] = SandboxCreateError,
+    verification_error: type[SandboxCreateVerificationError] = SandboxCreateVerificationError,
+) -> BaseException:
     """The exception for a reply that is a failure."""
     try:
         about = json.loads(reply.payload)
     except ValueError:
         about = {"message": f"operation {op} failed with code {reply.status}"}
-    return exception_for(about, op, create_error)
+    return exception_for(about, op, create_error, verification_error)

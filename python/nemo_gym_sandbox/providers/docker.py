@@ -16,7 +16,7 @@ from nemo_gym_sandbox._core.capabilities import (
     NativeTerminals,
 )
 from nemo_gym_sandbox.providers import _options as check
-from nemo_gym_sandbox.providers.base import SandboxCreateError
+from nemo_gym_sandbox.providers.base import SandboxCreateError, SandboxCreateVerificationError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,6 +26,7 @@ __all__ = [
     "DockerConnectionConfig",
     "DockerCreateConfig",
     "DockerCreateError",
+    "DockerCreateVerificationError",
     "DockerExecConfig",
     "DockerProbeConfig",
     "DockerProvider",
@@ -34,6 +35,10 @@ __all__ = [
 
 class DockerCreateError(SandboxCreateError):
     """Raised when a container cannot be created or connected to."""
+
+
+class DockerCreateVerificationError(DockerCreateError, SandboxCreateVerificationError):
+    """Raised when a new container fails its readiness check."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +186,7 @@ class DockerProvider(
     writes_spec_files: ClassVar[bool] = True
     keeps_file_modes: ClassVar[bool] = True
     create_error: ClassVar[type[SandboxCreateError]] = DockerCreateError
+    verification_error: ClassVar[type[SandboxCreateVerificationError]] = DockerCreateVerificationError
 
     @check.named_keywords
     def __init__(

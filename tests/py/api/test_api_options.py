@@ -52,6 +52,7 @@ def test_unknown_keys_name_the_nearest(make: Any, message: str):
         ("create", {"pull_policy": "sometimes"}, "pull_policy"),
         ("exec", {"default_timeout_s": 0}, "default_timeout_s"),
         ("exec", {"default_timeout_s": float("nan")}, "default_timeout_s"),
+        ("exec", {"default_timeout_s": float("inf")}, "default_timeout_s must be a finite number"),
         ("exec", {"concurrency": 0}, "concurrency"),
         ("exec", {"concurrency": 1.5}, "concurrency"),
         ("exec", {"exec_shell": ""}, "exec_shell"),
@@ -129,4 +130,5 @@ def test_none_travels_only_where_it_is_a_choice():
 def test_docker_errors_are_create_errors():
     assert issubclass(DockerCreateError, SandboxCreateError)
     assert DockerProvider.create_error is DockerCreateError
+    assert issubclass(DockerProvider.verification_error, DockerCreateError)
     assert (DockerProvider.name, LocalProvider.name) == ("docker", "local")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
+import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +110,9 @@ async def test_timeouts_must_be_positive(box: Box, bad: float) -> None:
         await box.exec("true", timeout_s=bad)
 
 
-async def test_no_timeout_at_all(box: Box) -> None:
-    assert (await box.exec("echo x", timeout_s=float("inf"))).stdout == "x\n"
+@pytest.mark.parametrize("endless", [float("inf"), 1e300, 10**400], ids=["inf", "1e300", "10**400"])
+async def test_no_timeout_at_all(box: Box, endless: float) -> None:
+    assert (await box.exec("echo x", timeout_s=endless)).stdout == "x\n"
 
 
 @pytest.mark.parametrize(
@@ -128,7 +132,9 @@ async def test_arguments_reach_the_command(box: Box) -> None:
     [
         ({"env": {"A": 1}}, TypeError, "'A' is str to int"),
         ({"env": {1: "secret-value"}}, TypeError, "1 is int to str"),
+        ({"env": [("A", "1")]}, TypeError, "must be a mapping, not list"),
         ({"env": {"": "x"}}, ValueError, "variable name"),
+        ({"cwd": b"/tmp"}, TypeError, "must be text, not bytes"),
         ({"timeout_s": "5"}, TypeError, "timeout_s must be a number"),
         ({"timeout_s": True}, TypeError, "timeout_s must be a number"),
         ({"user": True}, TypeError, "user must be"),
@@ -242,15 +248,20 @@ class OwnError(SandboxCreateError):
     pass
 
 
+class OwnVerificationError(OwnError, SandboxCreateVerificationError):
+    pass
+
+
 class Failing(Mem):
     create_error = OwnError
+    verification_error = OwnVerificationError
 
 
 @pytest.mark.parametrize(
     ("kind", "error"),
     [
         ("create", OwnError),
-        ("verification", SandboxCreateVerificationError),
+        ("verification", OwnVerificationError),
         ("timeout", OwnError),
         ("sandbox", OwnError),
         ("not_found", OwnError),
@@ -274,7 +285,9 @@ async def test_a_failed_create_has_its_exception(kind: str, error: type[Exceptio
     [
         ("pty", codec.EXEC, SandboxPtyError),
         ("timeout", codec.STATUS, TimeoutError),
-        ("not_found", codec.CONNECT, RuntimeError),
+        ("not_found", codec.CONNECT, SandboxCreateError),
+        ("sandbox", codec.CONNECT, SandboxCreateError),
+        ("verification", codec.CREATE, SandboxCreateVerificationError),
         ("not_found", codec.DOWNLOAD, errors.SandboxFileNotFoundError),
         ("sandbox", codec.UPLOAD, errors.SandboxFileError),
         ("not_started", codec.EXEC, RuntimeError),
@@ -316,3 +329,49 @@ async def test_invalid_specs_are_refused() -> None:
         await provider.create(SandboxSpec(ttl_s=-1))
     with pytest.raises(TypeError, match="'A' is str to int"):
         await provider.create(SandboxSpec(env={"A": 5}))  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "text"),
+    [
+        ({"ttl_s": "5"}, TypeError, "ttl_s must be a number or None, not str"),
+        ({"ttl_s": True}, TypeError, "ttl_s must be a number or None, not bool"),
+        ({"ttl_s": float("nan")}, ValueError, "ttl_s must be a finite number, got nan"),
+        ({"ready_timeout_s": float("inf")}, ValueError, "ready_timeout_s must be a finite number, got inf"),
+        ({"image": 5}, TypeError, "image must be a str or None, not int"),
+        ({"workdir": 5}, TypeError, "workdir must be a str or None, not int"),
+        ({"entrypoint": "sleep 5"}, TypeError, "entrypoint must be a list of str or None, not str"),
+        ({"entrypoint": ["sleep", 5]}, TypeError, "entrypoint must be a list of str, but 5 is int"),
+        ({"env": [("A", "1")]}, TypeError, "must be a mapping, not list"),
+        ({"files": {"/f": b"secret-value"}}, TypeError, "'/f' is str to bytes"),
+        ({"files": ["/f"]}, TypeError, "files must be a mapping of paths to text, not list"),
+        ({"metadata": ["a"]}, TypeError, "metadata must be a mapping, not list"),
+        ({"resources": {"cpu": "inf"}}, ValueError, "resources.cpu must be a finite number"),
+        ({"resources": SandboxResources(cpu="2")}, TypeError, "resources.cpu must be a number or None, not str"),  # type: ignore[arg-type]
+        ({"resources": SandboxResources(memory_mib=0.5)}, TypeError, "resources.memory_mib must be a whole number"),  # type: ignore[arg-type]
+        ({"resources": SandboxResources(memory_mib=10**30)}, ValueError, "resources.memory_mib is larger"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+async def test_fields_of_a_spec_are_named_in_its_errors(
+    fields: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    """They spoke of the border's JSON, and not of the field and the type that it should have."""
+    with pytest.raises(error, match=re.escape(text)) as caught:
+        await Mem({}).create(SandboxSpec(**fields))
+    assert "secret-value" not in str(caught.value)
+
+
+async def test_a_spec_may_be_as_configurations_write_it() -> None:
+    provider = Mem({})
+    spec = SandboxSpec(metadata={"task": 7, "none": None}, files=None, entrypoint=("a", "b"))  # type: ignore[arg-type, dict-item]
+    assert codec.encode_spec(spec)["metadata"] == {"task": "7", "none": ""}
+    await provider.close(await provider.create(spec))
+
+
+def test_what_belongs_to_a_process_cannot_be_copied_to_another() -> None:
+    """A copy failed half made, and its end complained that there was nothing to let go of."""
+    provider = Mem({})
+    for work in (pickle.dumps, copy.deepcopy, lambda one: copy.copy(one._native)):
+        with pytest.raises(TypeError, match=r"hand sandboxes over with serialize\(\) and connect\(\)"):
+            work(provider)
