@@ -41,6 +41,7 @@ class LoopThread:
         refuse_running_loop()
         self._loop = asyncio.new_event_loop()
         self._closed = False
+        self._stopping = False  # the loop is to run no more; looked at in its thread only
         self._ended = False  # the loop runs no more
         self._calls: set[_Call] = set()
         self._lock = threading.Lock()  # of the two above
@@ -52,7 +53,7 @@ class LoopThread:
     def _main(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_forever()
+            self._run_until_stopped()
         finally:
             with self._lock:
                 self._ended = True
@@ -68,6 +69,19 @@ class LoopThread:
             asyncio.set_event_loop(None)
             self._loop.close()
             _open.discard(self)
+
+    def _run_until_stopped(self) -> None:
+        while not self._stopping:
+            try:
+                self._loop.run_forever()
+            except (SystemExit, KeyboardInterrupt):
+                # A callback's. It breaks out of the loop, and is also what its task ended with: so it reaches the
+                # thread that waits for that, which is the one to exit. The sandbox has yet to be stopped.
+                continue
+
+    def _stop_loop(self) -> None:
+        self._stopping = True
+        self._loop.stop()
 
     @property
     def closed(self) -> bool:
@@ -114,7 +128,7 @@ class LoopThread:
 
     def _begin_farewell(self) -> None:
         task = self._loop.create_task(self._say_farewell())
-        task.add_done_callback(lambda _: self._loop.stop())
+        task.add_done_callback(lambda _: self._stop_loop())
 
     async def _say_farewell(self) -> None:
         if self._farewell is None:
@@ -131,7 +145,7 @@ class LoopThread:
         self._closed = True
         if self._thread.is_alive():
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._loop.call_soon_threadsafe(self._stop_loop)
             self.join(CLOSE_TIMEOUT_S)
 
     def join(self, timeout_s: float) -> None:

@@ -168,6 +168,25 @@ def test_an_interrupt_cancels_the_operation():
     sandbox.stop()
 
 
+@pytest.mark.parametrize("ending", [SystemExit, KeyboardInterrupt])
+def test_an_exit_out_of_a_callback_reaches_the_caller_and_the_sandbox_is_stopped(ending: type[BaseException]):
+    """It ended the loop: the caller got a RuntimeError, and the sandbox could not be stopped any more."""
+
+    class Leaving(MemoryProvider):
+        async def exec(self, handle, command, **_):
+            async def callback() -> None:
+                raise ending
+
+            await asyncio.create_task(callback())
+
+    provider = Leaving()
+    with pytest.raises(ending), Sandbox(provider, SPEC) as sandbox:
+        sandbox.start()
+        sandbox.exec("x")
+    assert provider.calls[-2:] == ["close", "aclose"]
+    assert "nemo-gym-sandbox" not in [thread.name for thread in threading.enumerate()]
+
+
 def test_a_forgotten_sandbox_is_stopped():
     provider = MemoryProvider()
     sandbox = Sandbox(provider, SPEC).start()
