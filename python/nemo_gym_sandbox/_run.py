@@ -25,8 +25,8 @@ _USAGE = """usage: nemo-gym-sandbox run [--] PROGRAM [ARGUMENT ...]
        nemo-gym-sandbox run -m MODULE [ARGUMENT ...]
 
 Runs a script, a folder or archive with a __main__.py, or a module, with nemo_gym.sandbox
-served by nemo_gym_sandbox. Where nemo_gym is installed it stays, and gets our docker and
-local providers.
+served by nemo_gym_sandbox. Where nemo_gym is installed it stays, and gets our docker, local
+and opensandbox providers.
 """
 
 

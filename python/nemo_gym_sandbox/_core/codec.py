@@ -86,7 +86,13 @@ def encode(request: Mapping[str, Any]) -> bytes:
 
     Raises TypeError for what JSON can't say, ValueError for NaN and for text that is not UTF-8.
     """
-    return _ENCODER.encode(request).encode()
+    text = _ENCODER.encode(request)
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        odd = text[error.start]
+    # Outside of the except clause: that error holds the whole request, secrets too.
+    raise ValueError(f"a text has the character {odd!a}, which is no UTF-8: surrogates not allowed")
 
 
 def decode(answer: bytes) -> dict[str, Any]:

@@ -130,6 +130,12 @@ def text_mapping(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be a mapping of strings, got {value!r}")
 
 
+def switch(name: str, value: Any) -> None:
+    """Raise ValueError unless value is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be true or false, got {value!r}")
+
+
 def one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
     """Raise ValueError unless value is one of the choices."""
     if value not in choices:

@@ -87,11 +87,16 @@ class DockerCreateConfig:
         check.optional_number("create.pids_limit", self.pids_limit, above=0, whole=True)
         check.number("create.orphan_timeout_s", self.orphan_timeout_s, at_least=0)
         check.number("create.handover_timeout_s", self.handover_timeout_s, at_least=0)
+        for name in ("use_init", "read_only", "apply_resource_limits"):
+            check.switch(f"create.{name}", getattr(self, name))
+        check.optional_text("create.network", self.network)
+        check.optional_text("create.platform", self.platform)
         check.texts("create.cap_drop", self.cap_drop)
         check.texts("create.security_opt", self.security_opt)
         check.texts("create.extra_run_args", self.extra_run_args)
         check.one_of("create.agent_transport", self.agent_transport, ("auto", "socket", "stream"))
         check.one_of("create.pull_policy", self.pull_policy, ("missing", "always", "never"))
+        check.text("create.publish_host", self.publish_host)
         try:
             ipaddress.ip_address(self.publish_host)
         except ValueError:
@@ -148,6 +153,8 @@ class DockerProbeConfig:
     """Between them."""
 
     def __post_init__(self) -> None:
+        check.optional_text("probe.command", self.command)
+        check.optional_text("probe.expected_stdout", self.expected_stdout)
         if self.command is not None:
             check.optional_number("probe.timeout_s", self.timeout_s, above=0)
         check.optional_number("probe.deadline_s", self.deadline_s, above=0)
@@ -171,6 +178,12 @@ class DockerConnectionConfig:
     """Else ``DOCKER_API_VERSION``, else agreed upon with the engine."""
     config_dir: str | None = None
     """Else ``DOCKER_CONFIG``, else ``~/.docker``."""
+
+    def __post_init__(self) -> None:
+        for name in ("host", "context", "cert_path", "api_version", "config_dir"):
+            check.optional_text(f"connection.{name}", getattr(self, name))
+        if self.tls_verify is not None:
+            check.switch("connection.tls_verify", self.tls_verify)
 
 
 class DockerProvider(
