@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 NO_EXIT_CODE = 125
 _CLOSE_TIMEOUT_S = 30.0
+_FOREVER_S = 1e9  # as good as no limit
 _STDERR_QUIET_S = 0.05
 _STATUS_QUIET_S = 1.0  # how long a status without a line end is waited for, before it is taken as it is
 
@@ -126,6 +127,9 @@ class SandboxPty:
         attached for a moment. The output comes back as one stream; more than the backend retains between two looks
         raises SandboxPtyError. It never uses the shell of ``create()`` unless that is passed as ``session``.
         """
+        if not isinstance(command, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"command must be a str, not {type(command).__name__}")
+        timeout_s = _budget(timeout_s)
         if session is not None and (cwd is not None or env is not None or user is not None):
             raise ValueError("cwd, env and user of a PTY session are fixed at pty.create; they cannot be given with it")
         if detach:
@@ -268,6 +272,17 @@ class SandboxPty:
             answer: Any = reattach()
             with contextlib.suppress(Exception):
                 await finish(answer, _CLOSE_TIMEOUT_S)
+
+
+def _budget(timeout_s: Any) -> float | None:
+    """Seconds that asyncio can count with. TypeError and ValueError as for other commands."""
+    if timeout_s is None:
+        return None
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)):
+        raise TypeError(f"timeout_s must be a number of seconds or None, not {type(timeout_s).__name__}")
+    if not timeout_s > 0:
+        raise ValueError(f"timeout_s must be positive, got {timeout_s}")
+    return None if timeout_s > _FOREVER_S else timeout_s
 
 
 def _live(session: SandboxPtySession) -> bool:

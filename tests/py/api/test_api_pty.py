@@ -237,6 +237,36 @@ async def test_a_nul_is_refused_before_anything_is_typed():
     assert not session.writes
 
 
+@pytest.mark.parametrize(
+    ("command", "options", "error", "text"),
+    [
+        (b"ls", {}, TypeError, "command must be a str, not bytes"),
+        (None, {"detach": True}, TypeError, "command must be a str, not NoneType"),
+        ("ls", {"timeout_s": 0}, ValueError, "timeout_s must be positive, got 0"),
+        ("ls", {"timeout_s": float("nan")}, ValueError, "timeout_s must be positive, got nan"),
+        ("ls", {"timeout_s": -1, "detach": True}, ValueError, "timeout_s must be positive, got -1"),
+        ("ls", {"timeout_s": "5", "pty": False}, TypeError, "timeout_s must be a number of seconds or None, not str"),
+        ("ls", {"timeout_s": True}, TypeError, "timeout_s must be a number of seconds or None, not bool"),
+    ],
+)
+async def test_what_cannot_be_run_is_refused_as_by_other_commands(
+    command: Any, options: dict[str, Any], error: type[Exception], text: str
+):
+    """0 said of a command that was never typed that it still runs; NaN ended at any time, or the event loop itself."""
+    sandbox, _ = await box()
+    session = await sandbox.pty.create()
+    with pytest.raises(error, match=text):
+        await sandbox.pty.exec(command, **options)
+    assert not session.writes
+
+
+@pytest.mark.parametrize("endless", [float("inf"), 10**400, None], ids=["inf", "10**400", "None"])
+async def test_a_command_without_a_limit(endless: float | None):
+    sandbox, _ = await box()
+    await sandbox.pty.create()
+    assert (await sandbox.pty.exec("cmd", timeout_s=endless)).error_type is None
+
+
 # ---- budgets and turns
 
 
