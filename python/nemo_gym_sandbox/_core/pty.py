@@ -46,6 +46,9 @@ BURST = 4
 KEEP = 16 << 20
 """How much output is taken into memory while somebody waits who does not read."""
 
+_FOREVER_S = 1e9
+"""As good as no limit, and no integer too large for a float."""
+
 QUIET_S = 1.0
 """A command without a connection is left alone when it has printed nothing for so long."""
 
@@ -91,6 +94,15 @@ async def _session(owner: NativeObject, op: int, request: dict[str, Any], make: 
     if reply.status != 0:
         raise failure(reply, op)
     return make(bridge, owner, reply)
+
+
+def _patience(timeout_s: float | None) -> float | None:
+    """How long to wait, as event loops can take it: for NaN they wait any time, or end."""
+    if timeout_s is None or timeout_s > _FOREVER_S:
+        return None
+    if timeout_s != timeout_s:
+        raise ValueError("timeout_s must be a number of seconds, not nan")
+    return timeout_s
 
 
 class _Output:
@@ -294,7 +306,7 @@ class NativePtySession:
         self._burst = 0
         if timeout_s is None:
             return await self._next(output)
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(_patience(timeout_s)):
             return await self._next(output)
 
     async def _next(self, output: _Output) -> bytes:
@@ -419,7 +431,7 @@ class NativePtySession:
         if not self._exit.done():
             self._at_home()
             with self._unread():
-                await asyncio.wait([self._exit], timeout=timeout_s)
+                await asyncio.wait([self._exit], timeout=_patience(timeout_s))
         if not self._exit.done():
             raise TimeoutError(f"PTY session {self._id} was still running after {timeout_s:g} s")
         self._check_life()

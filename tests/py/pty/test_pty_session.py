@@ -242,6 +242,15 @@ async def test_wrong_arguments_are_named(sandbox: AsyncSandbox) -> None:
         assert not session.closed
 
 
+async def test_patience_is_a_number(on_local: AsyncSandbox) -> None:
+    async with await on_local.pty.create("sleep 0.2; echo x; sleep 0.2") as session:
+        for wait in (session.read, session.read_stderr, session.wait_exit):
+            with pytest.raises(ValueError, match="not nan"):
+                await wait(timeout_s=float("nan"))
+        assert await session.read(timeout_s=float("inf")) == b"x\r\n"
+        assert await session.wait_exit(timeout_s=10**400) == 0
+
+
 async def test_docker_in_engine_mode_says_why_it_has_no_sessions() -> None:
     config = {"docker": {"exec": {"mode": "engine"}}}
     async with AsyncSandbox(config, SandboxSpec(image="lab/busybox:1")) as sandbox:
