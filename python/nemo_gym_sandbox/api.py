@@ -71,6 +71,12 @@ class AsyncSandbox:
         *,
         owns_provider: bool = True,
     ) -> None:
+        given: Any = provider
+        if given is None or isinstance(given, (str, bytes, int, float, list, tuple, type)):
+            raise TypeError(
+                "provider must be a mapping {name: configuration} or an object with a provider's methods, "
+                f"not {_called(cast('object', given))}"
+            )
         backend: Any = create_provider(provider) if isinstance(provider, Mapping) else provider
         self._life = Lifecycle(
             cast("SandboxProvider", backend), self._tell_defaults, self._has_defaults, owns_provider=owns_provider
@@ -130,6 +136,8 @@ class AsyncSandbox:
             spec = self._spec
         if spec is None:
             raise ValueError("start() requires a SandboxSpec, here or in the constructor")
+        if isinstance(spec, (Mapping, str, type)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"spec must be a SandboxSpec, not {_called(spec)}")
         if spec.sidecars:
             self._with_sidecars()
         self._spec = spec
@@ -255,6 +263,9 @@ class AsyncSandbox:
         on_stderr: TextCallback | None,
         stdin: Stdin | None,
     ) -> SandboxExecResult:
+        for name, callback in (("on_stdout", on_stdout), ("on_stderr", on_stderr)):
+            if callback is not None and not callable(callback):
+                raise TypeError(f"{name} must be callable, not {type(callback).__name__}")
         provider = self._life.provider
         # On the class: a test double's object answers to every name.
         if not issubclass(type(provider), SupportsSandboxExecStream):
@@ -485,6 +496,11 @@ class AsyncSandbox:
         RuntimeError for any other sandbox. Repeating it does nothing, and so does a stop() after it.
         """
         await self._life.disconnect()
+
+
+def _called(value: object) -> str:
+    """What to call a value that is of the wrong type; classes are given where an object of theirs was meant."""
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 def _accepts(method: Callable[..., object], names: Mapping[str, object]) -> bool:

@@ -210,6 +210,14 @@ async def test_streaming_needs_a_class_that_declares_it(arguments: dict[str, obj
         await doubled.exec("x", **arguments)  # type: ignore[arg-type]
 
 
+async def test_a_callback_has_to_be_callable():
+    """It was noticed when the command had printed, and never when it did not."""
+    sandbox = await started(FullProvider())
+    for name in ("on_stdout", "on_stderr"):
+        with pytest.raises(TypeError, match=f"{name} must be callable, not int"):
+            await sandbox.exec("x", **{name: 5})  # type: ignore[arg-type]
+
+
 async def test_streaming_and_service_preservation_exclude_each_other():
     provider = FullProvider()
     with pytest.raises(ValueError, match="cannot be combined"):

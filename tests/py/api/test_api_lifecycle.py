@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
@@ -44,6 +45,20 @@ async def test_start_needs_a_spec_and_happens_once():
         await sandbox.start()
     with pytest.raises(RuntimeError, match="has been stopped"):
         await sandbox.exec("x")
+
+
+@pytest.mark.parametrize("provider", ["local", None, 5, [{"local": {}}], MemoryProvider], ids=str)
+async def test_what_is_no_provider_is_said_at_once(provider: Any):
+    with pytest.raises(TypeError, match=r"a mapping \{name: configuration\} .* not (str|NoneType|int|list|the class)"):
+        AsyncSandbox(provider)
+
+
+async def test_a_spec_is_no_mapping():
+    provider = MemoryProvider()
+    for spec in ({"image": "debian:12"}, "debian:12", SandboxSpec):
+        with pytest.raises(TypeError, match=r"spec must be a SandboxSpec, not (dict|str|the class SandboxSpec)"):
+            await AsyncSandbox(provider, spec).start()  # type: ignore[arg-type]
+    assert provider.calls == []
 
 
 async def test_a_spec_given_to_start_wins_and_is_kept():
