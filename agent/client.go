@@ -273,6 +273,8 @@ func (c *Client) Shutdown(ctx context.Context) error {
 
 // simple does an operation without bytes.
 func (c *Client) simple(ctx context.Context, what string, req wire.Req) error {
+	ctx, _, done := c.unlessSilent(ctx)
+	defer done()
 	st, err := c.begin(ctx, req)
 	if err != nil {
 		return c.failed(ctx, what, err)
@@ -284,7 +286,7 @@ func (c *Client) simple(ctx context.Context, what string, req wire.Req) error {
 		c.pool.drop(st)
 		return c.failed(ctx, what, err)
 	}
-	c.pool.put(st)
+	c.release(st, stop)
 	return resError(what, res)
 }
 
@@ -337,6 +339,9 @@ func (c *Client) result(st *wire.Stream, each func(wire.Type, []byte) error) (wi
 
 // failed explains why an operation other than a command got no result.
 func (c *Client) failed(ctx context.Context, what string, err error) error {
+	if serr := silentError(ctx, core.KindSandbox, what); serr != nil {
+		return serr
+	}
 	if ctx.Err() != nil {
 		kind := core.KindCanceled
 		if errors.Is(context.Cause(ctx), context.DeadlineExceeded) {

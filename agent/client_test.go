@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/nemo-gym/nemo_gym_sandbox/core"
 )
@@ -460,6 +461,40 @@ func TestFailedTransfersLeaveNothing(t *testing.T) {
 	})
 }
 
+func TestNoTransferReplacesASpecialFile(t *testing.T) {
+	each(t, func(t *testing.T, r *rig) {
+		src := filepath.Join(t.TempDir(), "src")
+		require.NoError(t, os.WriteFile(src, []byte("x"), 0o644))
+		r.sh("mkfifo pipe; ln -s pipe link; echo x > f")
+		for _, target := range []string{"pipe", "link"} {
+			assert.ErrorContains(t, r.Upload(context.Background(), src, target), "not a regular file")
+			assert.ErrorContains(t, r.WriteFiles(context.Background(), []core.File{{Path: target, Content: "x"}}), "not a regular file")
+		}
+		_, out := r.sh("test -p pipe && ls -A")
+		assert.Equal(t, "f\nlink\npipe\n", out.out)
+
+		pipe := filepath.Join(t.TempDir(), "pipe")
+		require.NoError(t, unix.Mkfifo(pipe, 0o600))
+		assert.ErrorContains(t, r.Download(context.Background(), "f", pipe), "not a regular file")
+		st, err := os.Stat(pipe)
+		require.NoError(t, err)
+		assert.Equal(t, os.ModeNamedPipe, st.Mode().Type())
+	})
+}
+
+func TestFilesThatDoNotTellTheirSizeArrive(t *testing.T) {
+	each(t, func(t *testing.T, r *rig) {
+		back := filepath.Join(t.TempDir(), "back")
+		assert.ErrorContains(t, r.Upload(context.Background(), "/proc/version", "x"), "does not tell its size")
+		require.NoError(t, r.Download(context.Background(), "/proc/version", back))
+		want, err := os.ReadFile("/proc/version")
+		require.NoError(t, err)
+		got, err := os.ReadFile(back)
+		require.NoError(t, err)
+		assert.Equal(t, string(want), string(got))
+	})
+}
+
 func TestFreezeStopsTheClock(t *testing.T) {
 	r := startAgent(t, transports[0], nil)
 	_, _ = r.sh("(while :; do echo x >> tick; sleep 0.02; done) >/dev/null 2>&1 </dev/null &")
@@ -567,6 +602,49 @@ func TestSilentAgentIsDiagnosed(t *testing.T) {
 	require.NoError(t, r.cmd.Process.Signal(sigcont))
 	_, out := r.sh("echo hi")
 	assert.Equal(t, "hi\n", out.out)
+}
+
+// Files, terminals and defaults waited for a sandbox that was paused until it went on, without a bound.
+func TestSilentAgentIsDiagnosedByEveryOperation(t *testing.T) {
+	for _, tr := range transports {
+		t.Run(tr.name, func(t *testing.T) {
+			r := startAgent(t, tr, func(_ *ServeConfig, o *Options) {
+				o.Diagnose = func(context.Context) Diagnosis {
+					return Diagnosis{Status: core.StatusPaused, Reason: "the sandbox is paused"}
+				}
+			})
+			src := filepath.Join(t.TempDir(), "src")
+			require.NoError(t, os.WriteFile(src, []byte("x"), 0o644))
+			operations := map[string]func(context.Context) error{
+				"upload":   func(ctx context.Context) error { return r.Upload(ctx, src, "f") },
+				"write":    func(ctx context.Context) error { return r.WriteFiles(ctx, []core.File{{Path: "f"}}) },
+				"download": func(ctx context.Context) error { return r.Download(ctx, "/etc/passwd", src+"2") },
+				"handover": r.Handover,
+				"defaults": func(ctx context.Context) error { return r.SetDefaults(ctx, core.Defaults{}) },
+				"terminal": func(ctx context.Context) error {
+					_, err := r.OpenPTY(ctx, core.PTYSpec{Rows: 24, Cols: 80})
+					return err
+				},
+				"attach": func(ctx context.Context) error { _, err := r.AttachPTY(ctx, "none", true, 0); return err },
+			}
+			require.NoError(t, r.cmd.Process.Signal(sigstop))
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			defer cancel()
+			var all sync.WaitGroup
+			for name, operate := range operations {
+				all.Add(1)
+				go func() {
+					defer all.Done()
+					assert.ErrorContains(t, operate(ctx), "the sandbox is paused", name)
+				}()
+			}
+			all.Wait()
+			assert.NoError(t, ctx.Err())
+			require.NoError(t, r.cmd.Process.Signal(sigcont))
+			_, out := r.sh("echo hi")
+			assert.Equal(t, "hi\n", out.out)
+		})
+	}
 }
 
 func TestDescriptorsComeBack(t *testing.T) {

@@ -126,7 +126,7 @@ func (w *execWait) run(ctx context.Context, msg wire.Req) (*wire.Stream, wire.Re
 	w.end = giveUp
 	heard := make(chan struct{})
 	hear := sync.OnceFunc(func() { close(heard) })
-	endSilent := after(ackWithin, func() { w.silent(watching, heard) })
+	endSilent := after(ackWithin, func() { w.c.silent(watching, heard, func(why string) { w.giveUp(false, why) }) })
 	endLate := func() {}
 	if w.timeout > 0 {
 		endLate = after(time.Until(w.begun.Add(w.timeout+grace)), func() {
@@ -179,29 +179,6 @@ func after(d time.Duration, f func()) (stop func()) {
 	return func() {
 		if !t.Stop() {
 			<-done
-		}
-	}
-}
-
-// silent asks the backend about an agent that has not answered, for as long as
-// it does not, and gives up when the sandbox can't answer.
-func (w *execWait) silent(ctx context.Context, heard <-chan struct{}) {
-	for {
-		d := w.c.diagnose(ctx)
-		select {
-		case <-heard:
-			return
-		default:
-		}
-		switch d.Status {
-		case core.StatusPaused, core.StatusStopped, core.StatusError:
-			w.giveUp(false, d.Reason)
-			return
-		}
-		select {
-		case <-heard:
-			return
-		case <-time.After(ackWithin):
 		}
 	}
 }

@@ -57,6 +57,8 @@ func (c *Client) WriteFiles(ctx context.Context, files []core.File) error {
 
 // send does an operation that carries bytes to the sandbox: in frames, or, when bytes is nil, by the descriptors.
 func (c *Client) send(ctx context.Context, req wire.Req, bytes io.Reader, fds ...int) error {
+	ctx, heard, done := c.unlessSilent(ctx)
+	defer done()
 	s, err := c.begin(ctx, req, fds...)
 	if err != nil {
 		return c.failed(ctx, "upload", err)
@@ -66,6 +68,7 @@ func (c *Client) send(ctx context.Context, req wire.Req, bytes io.Reader, fds ..
 	io := &streams{stdin: bytes, frames: make(chan struct{}, wire.StdinWindow), ended: make(chan struct{})}
 	io.sent(s)
 	res, err := c.result(s, func(t wire.Type, p []byte) error {
+		heard()
 		if t != wire.StdinTaken && t != wire.Accepted {
 			return fmt.Errorf("the agent sent a frame of type %d within an upload", t)
 		}
@@ -83,8 +86,9 @@ func (c *Client) send(ctx context.Context, req wire.Req, bytes io.Reader, fds ..
 // Download copies a regular file of the sandbox to a local path, which appears
 // whole or not at all; its parents are made. What is there before stays until then.
 func (c *Client) Download(ctx context.Context, remotePath, localPath string) (err error) {
-	if st, serr := os.Stat(localPath); serr == nil && st.IsDir() {
-		return core.Errorf(core.KindInvalid, "download", "download to %s: it is a directory; name the file in it", localPath)
+	target, err := core.LocalTarget(localPath)
+	if err != nil {
+		return core.Errorf(core.KindInvalid, "download", "download to %s: %w", localPath, err)
 	}
 	var r *os.File
 	var fds []int
@@ -96,6 +100,8 @@ func (c *Client) Download(ctx context.Context, remotePath, localPath string) (er
 		defer r.Close()
 		fds = []int{w}
 	}
+	ctx, heard, done := c.unlessSilent(ctx)
+	defer done()
 	s, err := c.begin(ctx, wire.Req{Op: wire.OpDownload, File: &wire.File{Path: remotePath}}, fds...)
 	for _, fd := range fds {
 		_ = unix.Close(fd)
@@ -110,9 +116,12 @@ func (c *Client) Download(ctx context.Context, remotePath, localPath string) (er
 		}
 	})
 	defer stop()
-	d := &arrival{path: localPath, pipe: r}
+	d := &arrival{path: target, pipe: r}
 	defer d.discard()
-	res, err := c.result(s, d.frame)
+	res, err := c.result(s, func(t wire.Type, p []byte) error {
+		heard()
+		return d.frame(t, p)
+	})
 	switch {
 	case err == nil && res.Error == "":
 		c.release(s, stop)
@@ -185,10 +194,6 @@ func (d *arrival) begin() error {
 	if err := os.MkdirAll(filepath.Dir(d.path), 0o755); err != nil {
 		return err
 	}
-	// The target of a link is replaced, not the link.
-	if to, err := filepath.EvalSymlinks(d.path); err == nil {
-		d.path = to
-	}
 	f, err := os.CreateTemp(filepath.Dir(d.path), ".ngs-download-")
 	d.tmp = f
 	return err
@@ -238,6 +243,9 @@ func openLocal(path string) (*os.File, fs.FileInfo, error) {
 	case !st.Mode().IsRegular():
 		err = fmt.Errorf("it is not a regular file (%s)", st.Mode().Type())
 	default:
+		err = core.CheckSize(f, st)
+	}
+	if err == nil {
 		return f, st, nil
 	}
 	_ = f.Close()

@@ -175,7 +175,12 @@ func (s *Sandbox) Upload(ctx context.Context, localPath, remotePath string) erro
 	if err != nil {
 		return err
 	}
-	return WithSandbox(inst.Upload(ctx, localPath, remotePath), KindSandbox, "upload", s.provider.Name(), inst.ID())
+	if err = checkRemoteTarget(remotePath); err != nil {
+		err = Errorf(KindInvalid, "upload", "upload %s: %w", localPath, err)
+	} else {
+		err = inst.Upload(ctx, localPath, remotePath)
+	}
+	return WithSandbox(err, KindSandbox, "upload", s.provider.Name(), inst.ID())
 }
 
 // Download copies a file of the sandbox to a local path.

@@ -61,7 +61,7 @@ func (s *Spec) Validate() error {
 	if err := ValidateEnv(s.Env); err != nil {
 		return fail("env: %w", err)
 	}
-	if s.Resources.CPU < 0 || s.Resources.MemoryMiB < 0 || s.Resources.DiskGiB < 0 || s.Resources.GPU < 0 {
+	if s.Resources.negative() {
 		return fail("resources must not be negative")
 	}
 	seen := map[int]bool{}
@@ -83,13 +83,23 @@ func (s *Spec) Validate() error {
 			return fail("sidecar names must be unique: %q", sc.Name)
 		}
 		names[sc.Name] = true
+		if err := ValidateEnv(sc.Env); err != nil {
+			return fail("env of sidecar %q: %w", sc.Name, err)
+		}
+		if sc.Resources.negative() {
+			return fail("resources of sidecar %q must not be negative", sc.Name)
+		}
 	}
 	for _, f := range s.Files {
-		if f.Path == "" {
-			return fail("files: an entry has an empty path")
+		if err := checkRemoteTarget(f.Path); err != nil {
+			return fail("files: %w", err)
 		}
 	}
 	return nil
+}
+
+func (r Resources) negative() bool {
+	return r.CPU < 0 || r.MemoryMiB < 0 || r.DiskGiB < 0 || r.GPU < 0
 }
 
 // ValidateEnv reports a name or value that no process can carry. Values are

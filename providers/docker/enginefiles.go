@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/docker/docker/api/types/container"
 
@@ -37,6 +38,7 @@ while [ -L "$f" ]; do
 	case $l in /*) f=$l;; *) f=${f%/*}/$l;; esac
 done
 [ -d "$f" ] && { echo "it is a directory" >&2; exit 21; }
+[ -e "$f" ] && [ ! -f "$f" ] && { echo "it is no regular file" >&2; exit 21; }
 t="${f%/*}/.ngs-$4"
 trap 'rm -f "$t"' EXIT
 umask 077
@@ -62,7 +64,7 @@ func (r *engineRunner) upload(ctx context.Context, localPath, remotePath string)
 	fail := func(kind core.Kind, err error) error {
 		return core.Errorf(kind, "upload", "upload %s to %s: %w", localPath, remotePath, err)
 	}
-	f, err := os.Open(localPath)
+	f, err := os.OpenFile(localPath, os.O_RDONLY|syscall.O_NONBLOCK, 0) // else it would wait for a writer of a pipe
 	if err != nil {
 		return fail(localKind(err), err)
 	}
@@ -73,6 +75,9 @@ func (r *engineRunner) upload(ctx context.Context, localPath, remotePath string)
 	}
 	if !st.Mode().IsRegular() {
 		return fail(core.KindInvalid, fmt.Errorf("%s is no regular file", localPath))
+	}
+	if err := core.CheckSize(f, st); err != nil {
+		return fail(core.KindInvalid, err)
 	}
 	owner := firstOf(r.keptDefaults().User, r.args.user, r.user)
 	errText, code, err := r.script(ctx, receiveScript, io.LimitReader(f, st.Size()), io.Discard,
@@ -93,10 +98,11 @@ func (r *engineRunner) download(ctx context.Context, remotePath, localPath strin
 	fail := func(kind core.Kind, err error) error {
 		return core.Errorf(kind, "download", "download %s to %s: %w", remotePath, localPath, err)
 	}
-	dir := filepath.Dir(localPath)
-	if st, err := os.Stat(localPath); err == nil && st.IsDir() {
-		return fail(core.KindInvalid, errors.New("the local path is a directory"))
+	target, err := core.LocalTarget(localPath)
+	if err != nil {
+		return fail(core.KindInvalid, err)
 	}
+	dir := filepath.Dir(target)
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return fail(localKind(err), err)
 	}
@@ -128,7 +134,7 @@ func (r *engineRunner) download(ctx context.Context, remotePath, localPath strin
 	if err := tmp.Close(); err != nil {
 		return fail(localKind(err), err)
 	}
-	if err := os.Rename(tmp.Name(), localPath); err != nil {
+	if err := os.Rename(tmp.Name(), target); err != nil {
 		return fail(localKind(err), err)
 	}
 	return nil

@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/nemo-gym/nemo_gym_sandbox/core"
@@ -71,7 +72,7 @@ func isBusy(err error) bool {
 
 // uploadOnce is one try. replace puts the file in the place of one that can't be written to.
 func (i *instance) uploadOnce(ctx context.Context, localPath, remotePath string, replace bool) error {
-	f, err := os.Open(localPath)
+	f, err := os.OpenFile(localPath, os.O_RDONLY|syscall.O_NONBLOCK, 0) // else it would wait for a writer of a pipe
 	if err != nil {
 		return core.Errorf(localKind(err), "upload", "%w", err)
 	}
@@ -199,10 +200,14 @@ func (i *instance) Download(ctx context.Context, remotePath, localPath string) e
 	if err := i.healthy(); err != nil {
 		return err
 	}
+	localPath, err := core.LocalTarget(localPath)
+	if err != nil {
+		return core.Errorf(core.KindInvalid, "download", "download to the local file: %w", err)
+	}
 	if err := os.MkdirAll(filepath.Dir(localPath), 0o755); err != nil {
 		return core.Errorf(core.KindInvalid, "download", "%w", err)
 	}
-	err := i.ops().retry(ctx, "downloading a file of sandbox "+i.id, func(ctx context.Context) error {
+	err = i.ops().retry(ctx, "downloading a file of sandbox "+i.id, func(ctx context.Context) error {
 		target := i.inside(remotePath)
 		if !isPattern(target) {
 			return i.fetch(ctx, target, localPath)

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -156,9 +157,37 @@ func TestDockerPausedSandbox(t *testing.T) {
 		assert.Equal(t, core.ErrorTypeSandbox, res.ErrorType, "%+v", res)
 		assert.Contains(t, res.Reason, "is paused")
 		assert.Less(t, time.Since(begun), 4*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		assert.ErrorContains(t, sb.Upload(ctx, "/etc/passwd", "/tmp/f"), "is paused")
+		assert.ErrorContains(t, sb.Download(ctx, "/etc/passwd", filepath.Join(t.TempDir(), "f")), "is paused")
 		require.NoError(t, sb.Resume(t.Context()))
 		require.NoError(t, sb.Resume(t.Context()))
 		assert.Equal(t, "hi\n", shell(t, sb, core.ExecRequest{Command: "echo hi"}))
+	})
+}
+
+// A transfer put a file in the place of a device, and brought files of /proc empty.
+func TestDockerFilesThatAreNoneOnDisk(t *testing.T) {
+	ownState(t)
+	tag := ownTag(t, testImage)
+	eachWay(t, func(t *testing.T, _ string, cfg settings) {
+		sb := begin(t, newDocker(t, cfg), core.Spec{Image: tag})
+		src := filepath.Join(t.TempDir(), "src")
+		require.NoError(t, os.WriteFile(src, []byte("x"), 0o644))
+		assert.ErrorContains(t, sb.Upload(t.Context(), src, "/dev/null"), "regular file")
+		assert.Equal(t, "device\n", shell(t, sb, core.ExecRequest{Command: "test -c /dev/null && echo device"}))
+		pipe := filepath.Join(t.TempDir(), "pipe")
+		require.NoError(t, syscall.Mkfifo(pipe, 0o600))
+		assert.ErrorContains(t, sb.Download(t.Context(), "/etc/passwd", pipe), "regular file")
+		st, err := os.Stat(pipe)
+		require.NoError(t, err)
+		assert.Equal(t, os.ModeNamedPipe, st.Mode().Type())
+		assert.ErrorContains(t, sb.Upload(t.Context(), "/proc/version", "/tmp/version"), "does not tell its size")
+		require.NoError(t, sb.Download(t.Context(), "/proc/version", src))
+		got, err := os.ReadFile(src)
+		require.NoError(t, err)
+		assert.Equal(t, shell(t, sb, core.ExecRequest{Command: "cat /proc/version"}), string(got))
 	})
 }
 

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -92,6 +94,8 @@ func (s *server) place(f wire.File, owner *ids, src io.Reader) wire.Res {
 	}
 	if st, err := os.Stat(target); err == nil && st.IsDir() {
 		return wire.Res{Kind: wire.KindIO, Error: fmt.Sprintf("upload to %s: it is a directory; name the file in it", f.Path)}
+	} else if err == nil && !st.Mode().IsRegular() { // nobody means to replace /dev/null
+		return wire.Res{Kind: wire.KindIO, Error: fmt.Sprintf("upload to %s: it is not a regular file (%s)", f.Path, st.Mode().Type())}
 	}
 	if err := mkdirs(filepath.Dir(target), owner); err != nil {
 		return fileError("upload to", f.Path, err)
@@ -188,22 +192,55 @@ func (s *server) download(o *operation) wire.Res {
 	case !st.Mode().IsRegular():
 		return wire.Res{Kind: wire.KindIO, Error: fmt.Sprintf("download %s: it is not a regular file (%s)", f.Path, st.Mode().Type())}
 	}
-	if err := o.st.WriteJSON(wire.Meta, wire.FileMeta{Size: st.Size(), Mode: uint32(st.Mode().Perm())}); err != nil {
+	size := st.Size()
+	var made []byte // by the kernel, in the moment in which it was read
+	if size == 0 {
+		if made, err = readUnsized(src); err != nil {
+			return fileError("download", f.Path, err)
+		}
+		size = int64(len(made))
+	}
+	if err := o.st.WriteJSON(wire.Meta, wire.FileMeta{Size: size, Mode: uint32(st.Mode().Perm())}); err != nil {
 		return fileError("download", f.Path, err)
 	}
 	var n int64
-	if len(o.fds) > 0 {
+	switch {
+	case len(o.fds) > 0:
 		dst := os.NewFile(uintptr(o.fds[0]), "download")
 		o.fds = o.fds[1:]
-		n, err = pump.FillPipe(dst, src, st.Size())
+		if len(made) > 0 {
+			n, err = io.Copy(dst, bytes.NewReader(made))
+		} else {
+			n, err = pump.FillPipe(dst, src, size)
+		}
 		_ = dst.Close()
-	} else {
-		n, err = io.Copy(frameWriter{o.st}, io.LimitReader(src, st.Size()))
+	case len(made) > 0:
+		n, err = io.Copy(frameWriter{o.st}, bytes.NewReader(made))
+	default:
+		n, err = io.Copy(frameWriter{o.st}, io.LimitReader(src, size))
 	}
 	if err != nil {
 		return fileError("download", f.Path, err)
 	}
 	return wire.Res{Size: n}
+}
+
+const (
+	maxUnsized  = 4 << 20
+	unsizedWait = 2 * time.Second
+)
+
+// readUnsized reads a file that says it is empty. Those of /proc do and are not; some of them never end.
+func readUnsized(src *os.File) ([]byte, error) {
+	_ = src.SetReadDeadline(time.Now().Add(unsizedWait)) // where the kernel can tell when there is more to read
+	made, err := io.ReadAll(io.LimitReader(src, maxUnsized+1))
+	switch {
+	case err != nil:
+		return nil, err
+	case len(made) > maxUnsized:
+		return nil, errors.New("it does not tell its size and is too large to be held; copy it inside the sandbox first")
+	}
+	return made, nil
 }
 
 // frameWriter sends bytes in frames.

@@ -6,7 +6,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/nemo-gym/nemo_gym_sandbox/core"
 )
@@ -108,6 +110,54 @@ var fileCases = []testCase{
 		if err := b.sb.Download(ctx, dir+"/fifo", filepath.Join(t.TempDir(), "out")); err == nil || ctx.Err() != nil {
 			t.Errorf("got %v, %v", err, ctx.Err())
 		}
+	}},
+	{name: "a_special_file_hangs_the_upload", run: func(t *testing.T, b *box) {
+		pipe := filepath.Join(t.TempDir(), "pipe")
+		if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		over, ctx, target := make(chan error, 1), b.context(t), b.scratch(t)+"/f"
+		go func() { over <- b.sb.Upload(ctx, pipe, target) }()
+		select {
+		case err := <-over:
+			if err == nil {
+				t.Error("a pipe was uploaded")
+			}
+		case <-time.After(b.cfg.deadline()):
+			t.Error("the upload waits for a writer of the pipe")
+			if w, err := os.OpenFile(pipe, os.O_WRONLY|syscall.O_NONBLOCK, 0); err == nil {
+				_ = w.Close()
+			}
+			<-over
+		}
+	}},
+	{name: "a_special_file_of_this_side_is_replaced", run: func(t *testing.T, b *box) {
+		dir := b.scratch(t)
+		b.ok(t, "echo x >"+dir+"/f")
+		pipe := filepath.Join(t.TempDir(), "pipe")
+		if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		link := filepath.Join(t.TempDir(), "link")
+		if err := os.Symlink(pipe, link); err != nil {
+			t.Fatal(err)
+		}
+		for _, local := range []string{pipe, link} {
+			if err := b.sb.Download(b.context(t), dir+"/f", local); err == nil || !strings.Contains(err.Error(), "regular file") {
+				t.Errorf("download to %s: %v", local, err)
+			}
+			if st, err := os.Stat(local); err != nil || st.Mode().Type() != os.ModeNamedPipe {
+				t.Errorf("%s is %v now, %v", local, st, err)
+			}
+		}
+	}},
+	{name: "a_name_of_a_directory_becomes_a_file", run: func(t *testing.T, b *box) {
+		dir := b.scratch(t)
+		for _, target := range []string{dir + "/new/", dir + "/new/.", ""} {
+			err := b.sb.Upload(b.context(t), localFile(t, "f", []byte("x"), 0o644), target)
+			wantKind(t, err, core.KindInvalid)
+		}
+		b.sh(t, "ls -A "+dir).wantStdout(t, "")
 	}},
 	{name: "a_link_is_copied_instead_of_the_file", run: func(t *testing.T, b *box) {
 		dir := b.scratch(t)

@@ -1,0 +1,65 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/nemo-gym/nemo_gym_sandbox/core"
+)
+
+// silence ends the wait for a sandbox that can't answer: it is paused, or has ended.
+type silence struct{ why string }
+
+func (s *silence) Error() string { return s.why }
+
+// unlessSilent bounds an operation other than a command by the sandbox's being able to answer at all. heard tells
+// that it did; done ends the watch.
+func (c *Client) unlessSilent(ctx context.Context) (watched context.Context, heard, done func()) {
+	watched, giveUp := context.WithCancelCause(ctx)
+	answered := make(chan struct{})
+	heard = sync.OnceFunc(func() { close(answered) })
+	stop := after(ackWithin, func() {
+		c.silent(watched, answered, func(why string) { giveUp(&silence{why}) })
+	})
+	return watched, heard, func() {
+		heard()
+		giveUp(nil)
+		stop()
+	}
+}
+
+// silent asks the backend about an agent that has not answered, for as long as
+// it does not, and gives up when the sandbox can't answer.
+func (c *Client) silent(ctx context.Context, heard <-chan struct{}, giveUp func(why string)) {
+	for {
+		d := c.diagnose(ctx)
+		select {
+		case <-heard:
+			return
+		default:
+		}
+		switch d.Status {
+		case core.StatusPaused, core.StatusStopped, core.StatusError:
+			giveUp(d.Reason)
+			return
+		}
+		select {
+		case <-heard:
+			return
+		case <-ctx.Done():
+			return
+		case <-time.After(ackWithin):
+		}
+	}
+}
+
+// silentError is why an operation ended when that was the sandbox's silence, nil otherwise.
+func silentError(ctx context.Context, kind core.Kind, what string) error {
+	var s *silence
+	if !errors.As(context.Cause(ctx), &s) {
+		return nil
+	}
+	return core.Errorf(kind, what, "%w", s)
+}
