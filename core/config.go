@@ -31,6 +31,17 @@ func DecodeConfig(raw json.RawMessage, into any) error {
 	return nil
 }
 
+// Mistyped says of JSON with a value of the wrong type which one, and what it has to be, in words that do not need
+// this package's source. Other errors stay as they are.
+func Mistyped(err error) error {
+	var wrong *json.UnmarshalTypeError
+	if !errors.As(err, &wrong) || wrong.Field == "" {
+		return err
+	}
+	got, _, _ := strings.Cut(wrong.Value, " ")
+	return fmt.Errorf("%s must be %s, not %s", wrong.Field, kindWord(wrong.Type.Kind()), jsonWord(got))
+}
+
 // kindWord is what users call a type.
 func kindWord(k reflect.Kind) string {
 	switch {

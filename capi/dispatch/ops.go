@@ -83,7 +83,7 @@ func init() {
 
 func decode(req []byte, into any) error {
 	if err := json.Unmarshal(req, into); err != nil {
-		return core.Errorf(core.KindInvalid, "", "the request is not understood: %w", err)
+		return core.Errorf(core.KindInvalid, "", "the request is not understood: %w", core.Mistyped(err))
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/docker/docker/api/types/container"
@@ -14,6 +15,9 @@ import (
 
 // descriptorID is the key of a sandbox's description; nothing else is needed.
 const descriptorID = "sandbox_id"
+
+// nameLetters are those of containers' names. A name becomes a part of paths, of the engine's API and on this host.
+const nameLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
 
 // connectTimeout bounds how long an agent that should be there may take to answer.
 const connectTimeout = 15 * time.Second
@@ -51,6 +55,9 @@ func (p *Provider) Connect(ctx context.Context, descriptor map[string]any) (core
 	name, _ := descriptor[descriptorID].(string)
 	if name == "" {
 		return fail(fmt.Errorf("connect requires a %s in the descriptor", descriptorID))
+	}
+	if strings.ContainsFunc(name, func(r rune) bool { return !strings.ContainsRune(nameLetters, r) }) || strings.HasPrefix(name, ".") {
+		return fail(fmt.Errorf("cannot connect to sandbox %q: containers have no such names", name))
 	}
 	if _, err := p.engineVersion(ctx); err != nil {
 		return fail(fmt.Errorf("cannot connect to sandbox %s: %w", name, err))
