@@ -283,6 +283,8 @@ func TestDockerConnect(t *testing.T) {
 	_, err := core.Connect(t.Context(), p, map[string]any{"sandbox_id": "nemo-gym-none"})
 	assert.ErrorContains(t, err, "cannot connect to sandbox nemo-gym-none")
 	assert.Equal(t, core.KindNotFound, core.KindOf(err))
+	_, err = core.Connect(t.Context(), p, map[string]any{"sandbox_id": "../images/x"})
+	assert.ErrorContains(t, err, "no such names")
 	_, err = core.Connect(t.Context(), p, map[string]any{})
 	assert.ErrorContains(t, err, "requires a sandbox_id")
 	assert.Equal(t, core.KindCreate, core.KindOf(err))
