@@ -339,7 +339,7 @@ func (c *Client) result(st *wire.Stream, each func(wire.Type, []byte) error) (wi
 
 // failed explains why an operation other than a command got no result.
 func (c *Client) failed(ctx context.Context, what string, err error) error {
-	if serr := silentError(ctx, core.KindSandbox, what); serr != nil {
+	if serr := silentError(ctx, what); serr != nil {
 		return serr
 	}
 	if ctx.Err() != nil {

@@ -13,32 +13,20 @@ import (
 // OpenPTY starts a terminal session in the sandbox. It lives there until it is
 // closed or its process ends, whatever becomes of this client.
 func (c *Client) OpenPTY(ctx context.Context, spec core.PTYSpec) (core.PTYSession, error) {
-	ctx, _, done := c.unlessSilent(ctx)
-	defer done()
 	s, err := c.terminals().Open(ctx, spec)
 	if err != nil {
-		return nil, c.orSilence(ctx, "pty create", err)
+		return nil, err
 	}
 	return s, nil
 }
 
 // AttachPTY connects to a session that this or another client opened; see core.PTYAttacher.
 func (c *Client) AttachPTY(ctx context.Context, id string, takeover bool, since int64) (core.PTYSession, error) {
-	ctx, _, done := c.unlessSilent(ctx)
-	defer done()
 	s, err := c.terminals().Attach(ctx, id, takeover, since)
 	if err != nil {
-		return nil, c.orSilence(ctx, "pty attach", err)
+		return nil, err
 	}
 	return s, nil
-}
-
-// orSilence prefers the sandbox's silence to what came of it.
-func (c *Client) orSilence(ctx context.Context, what string, err error) error {
-	if serr := silentError(ctx, core.KindPTY, what); serr != nil {
-		return core.WithSandbox(serr, core.KindPTY, what, c.o.Provider, c.o.SandboxID)
-	}
-	return err
 }
 
 func (c *Client) terminals() *pty.Client {

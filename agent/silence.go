@@ -14,7 +14,7 @@ type silence struct{ why string }
 
 func (s *silence) Error() string { return s.why }
 
-// unlessSilent bounds an operation other than a command by the sandbox's being able to answer at all. heard tells
+// unlessSilent bounds an operation other than commands and terminals, which see to it themselves, by the sandbox's being able to answer at all. heard tells
 // that it did; done ends the watch.
 func (c *Client) unlessSilent(ctx context.Context) (watched context.Context, heard, done func()) {
 	watched, giveUp := context.WithCancelCause(ctx)
@@ -56,10 +56,10 @@ func (c *Client) silent(ctx context.Context, heard <-chan struct{}, giveUp func(
 }
 
 // silentError is why an operation ended when that was the sandbox's silence, nil otherwise.
-func silentError(ctx context.Context, kind core.Kind, what string) error {
+func silentError(ctx context.Context, what string) error {
 	var s *silence
 	if !errors.As(context.Cause(ctx), &s) {
 		return nil
 	}
-	return core.Errorf(kind, what, "%w", s)
+	return core.Errorf(core.KindSandbox, what, "%w", s)
 }
