@@ -22,6 +22,9 @@ CALL_TIMEOUT_S = 3600.0
 CLOSE_TIMEOUT_S = 5.0
 """How long closing waits for the thread, and a given-up call for its operation's clean-up."""
 
+SIGNALS_S = 0.5
+"""How often a thread that waits looks for signals."""
+
 EXIT_TIMEOUT_S = 30.0
 """How long the interpreter's exit waits for what was left open, all of it together."""
 
@@ -205,14 +208,22 @@ class _Call:
     def wait(self) -> Any:
         try:  # from here on an interrupt cancels what was begun
             self._loop.call_soon_threadsafe(self._begin)
-            return self._done.result(CALL_TIMEOUT_S)
-        except BaseException as error:
-            if self._done.done():
-                raise  # the operation's own
+            self._wait(CALL_TIMEOUT_S)
+        except BaseException:
+            if not self._done.done():
+                self._give_up()
+            raise
+        if not self._done.done():
             self._give_up()
-            if isinstance(error, TimeoutError):
-                raise TimeoutError(f"timed out waiting for the sync loop after {CALL_TIMEOUT_S:g}s") from None
-            raise  # interrupted
+            raise TimeoutError(f"timed out waiting for the sync loop after {CALL_TIMEOUT_S:g}s")
+        return self._done.result()
+
+    def _wait(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not self._done.done() and (left := deadline - time.monotonic()) > 0:
+            # In turns: a signal that comes as this thread is about to wait does not wake it, and runs its handler after.
+            with contextlib.suppress(TimeoutError):
+                self._done.exception(min(left, SIGNALS_S))
 
     def _give_up(self) -> None:
         """Cancel the operation and let its clean-up run, for a while."""

@@ -141,7 +141,9 @@ def test_a_timeout_of_the_operation_is_its_own():
     sandbox.stop()
 
 
-def test_an_interrupt_cancels_the_operation():
+@pytest.mark.parametrize("wakes", [True, False], ids=["the thread that waits", "another thread"])
+def test_an_interrupt_cancels_the_operation(wakes: bool):
+    """A signal that another thread got, or that came just before the waiting began, was not noticed for an hour."""
     cleaned = threading.Event()
     inside = threading.Event()
 
@@ -159,7 +161,7 @@ def test_an_interrupt_cancels_the_operation():
 
     def interrupt() -> None:
         inside.wait(5)
-        signal.pthread_kill(main, signal.SIGINT)
+        signal.pthread_kill(main if wakes else threading.get_ident(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
