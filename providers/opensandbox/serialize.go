@@ -48,6 +48,11 @@ func (p *Provider) Serialize(ctx context.Context, in core.Instance, _ string, de
 		if errors.As(err, &api) && api.isLasting() {
 			err = i.note(ctx, text, spareFile)
 		}
+		if errors.As(err, &api) && api.isLasting() {
+			// The sandbox can be shared all the same. Such a daemon can run nothing as somebody else anyway.
+			quietly(ctx, "a sandbox has no place for its defaults: whoever connects to it has to name user and directory", err)
+			return map[string]any{descriptorID: i.id}, nil
+		}
 		if err != nil {
 			return nil, failed(ctx, "serialize", i.id, "keeping the sandbox's defaults in it", err)
 		}

@@ -422,6 +422,19 @@ func TestOpenSandboxDefaultsAreThoseOfTheLastSerialize(t *testing.T) {
 	}
 }
 
+// An image's user may have no home either.
+func TestOpenSandboxIsSharedThoughNoPlaceTakesItsDefaults(t *testing.T) {
+	server := startStandin(t)
+	s := osbBox(t, server, nil, core.Spec{Workdir: t.TempDir()})
+	server.Fail(standin.Fault{Path: "/files/upload", Status: http.StatusInternalServerError, Times: 2,
+		Body: `{"code":"RUNTIME_ERROR","message":"error opening destination file. open /x: permission denied"}`})
+	before := len(server.Requests(http.MethodPost, "/files/upload"))
+	d, err := s.Serialize(osbContext(t), "")
+	require.NoError(t, err)
+	assert.Equal(t, map[string]any{"sandbox_id": s.ID()}, d)
+	assert.Len(t, server.Requests(http.MethodPost, "/files/upload"), before+2)
+}
+
 func TestOpenSandboxLifeIsProlongedWhileHeld(t *testing.T) {
 	server := startStandin(t)
 	s := osbBox(t, server, settings{"create": settings{"renew_interval_s": 0.05}}, core.Spec{TTL: 100 * time.Second})
