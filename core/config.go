@@ -21,10 +21,8 @@ func DecodeConfig(raw json.RawMessage, into any) error {
 		return err
 	}
 	if err := json.Unmarshal(raw, into); err != nil {
-		var wrong *json.UnmarshalTypeError
-		if errors.As(err, &wrong) && wrong.Field != "" {
-			got, _, _ := strings.Cut(wrong.Value, " ") // without a number's digits
-			return Errorf(KindInvalid, "", "configuration key %q must be %s, not %s", wrong.Field, kindWord(wrong.Type.Kind()), jsonWord(got))
+		if field, what, ok := mistyped(err); ok {
+			return Errorf(KindInvalid, "", "configuration key %q %s", field, what)
 		}
 		return Errorf(KindInvalid, "", "configuration: %w", err)
 	}
@@ -34,12 +32,19 @@ func DecodeConfig(raw json.RawMessage, into any) error {
 // Mistyped says of JSON with a value of the wrong type which one, and what it has to be, in words that do not need
 // this package's source. Other errors stay as they are.
 func Mistyped(err error) error {
+	if field, what, ok := mistyped(err); ok {
+		return fmt.Errorf("%s %s", field, what)
+	}
+	return err
+}
+
+func mistyped(err error) (field, what string, ok bool) {
 	var wrong *json.UnmarshalTypeError
 	if !errors.As(err, &wrong) || wrong.Field == "" {
-		return err
+		return "", "", false
 	}
-	got, _, _ := strings.Cut(wrong.Value, " ")
-	return fmt.Errorf("%s must be %s, not %s", wrong.Field, kindWord(wrong.Type.Kind()), jsonWord(got))
+	got, _, _ := strings.Cut(wrong.Value, " ") // without a number's digits
+	return wrong.Field, "must be " + kindWord(wrong.Type.Kind()) + ", not " + jsonWord(got), true
 }
 
 // kindWord is what users call a type.
