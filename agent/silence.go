@@ -15,8 +15,7 @@ type silence struct{ why string }
 func (s *silence) Error() string { return s.why }
 
 // unlessSilent bounds an operation other than commands and terminals, which see to it themselves, by the sandbox's being
-// able to answer at all. heard tells
-// that it did; done ends the watch.
+// able to answer at all. heard tells that it did; done ends the watch.
 func (c *Client) unlessSilent(ctx context.Context) (watched context.Context, heard, done func()) {
 	watched, giveUp := context.WithCancelCause(ctx)
 	answered := make(chan struct{})
