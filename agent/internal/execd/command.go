@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -71,7 +72,7 @@ func (s *Server) fork(p program, files ...*os.File) (*child, error) {
 		files = append(files[:3:3], script)
 	}
 	for _, f := range files {
-		if cred := attr.Sys.Credential; cred != nil {
+		if cred := attr.Sys.Credential; cred != nil && (p.terminal || !isDevice(f)) {
 			// So that the command's user may open /dev/stdout; where it can't be, writing to it works all the same.
 			_ = f.Chown(int(cred.Uid), int(cred.Gid))
 		}
@@ -98,6 +99,12 @@ func (s *Server) fork(p program, files ...*os.File) (*child, error) {
 	}
 	s.children[c] = struct{}{}
 	return c, nil
+}
+
+// isDevice tells whether a file is one of everybody's, as /dev/null is.
+func isDevice(f *os.File) bool {
+	st, err := f.Stat()
+	return err == nil && st.Mode()&fs.ModeDevice != 0
 }
 
 // commandLine finds out what is executed for a program. script has to become descriptor 3.

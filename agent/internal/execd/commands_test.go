@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -148,6 +149,26 @@ func TestArgvIsExecutedWithoutAShell(t *testing.T) {
 	require.Equal(t, notStarted, *d.state(id).ExitCode)
 	status, body := d.ask(http.MethodPost, "/command", `{"command":"true","argv":["true"]}`)
 	require.Equal(t, http.StatusBadRequest, status, body)
+}
+
+func TestACommandsUserBecomesTheOwnerOfItsOutputAndOfNoDevice(t *testing.T) {
+	t.Parallel()
+	const uid = 47110
+	owner := func() uint32 {
+		st, err := os.Stat(os.DevNull)
+		require.NoError(t, err)
+		return st.Sys().(*syscall.Stat_t).Uid
+	}
+	before := owner()
+	t.Cleanup(func() {
+		if owner() == uid {
+			assert.NoError(t, os.Chown(os.DevNull, int(before), 0)) // it is the machine's
+		}
+	})
+	d := startDaemon(t, plainEnv(t))
+	all := d.run("/command", map[string]any{"command": "id -u; echo reopened >/dev/stdout", "cwd": "/", "uid": uid})
+	require.Equal(t, []string{strconv.Itoa(uid), "reopened"}, texts(all, "stdout"))
+	require.Equal(t, before, owner())
 }
 
 func TestALogCanBeReadWhileItGrows(t *testing.T) {
