@@ -22,9 +22,9 @@ import (
 // sandbox with its mode. The target appears whole or not at all; parents are
 // made; it belongs to the sandbox's default user.
 func (c *Client) Upload(ctx context.Context, localPath, remotePath string) error {
-	f, st, err := openLocal(localPath)
+	f, st, err := core.OpenLocal(localPath)
 	if err != nil {
-		return core.Errorf(localKind(err), "upload", "upload %s: %w", localPath, err)
+		return core.Errorf(core.LocalKind(err), "upload", "upload %s: %w", localPath, err)
 	}
 	defer f.Close()
 	req := wire.Req{Op: wire.OpUpload, File: &wire.File{Path: remotePath, Mode: uint32(st.Mode().Perm()), Size: st.Size()}}
@@ -126,7 +126,7 @@ func (c *Client) Download(ctx context.Context, remotePath, localPath string) (er
 	case err == nil && res.Error == "":
 		c.release(s, stop)
 		if err := d.publish(res.Size); err != nil {
-			return core.Errorf(localKind(err), "download", "download %s to %s: %w", remotePath, localPath, err)
+			return core.Errorf(core.LocalKind(err), "download", "download %s to %s: %w", remotePath, localPath, err)
 		}
 		return nil
 	case err == nil:
@@ -135,7 +135,7 @@ func (c *Client) Download(ctx context.Context, remotePath, localPath string) (er
 	default:
 		c.pool.drop(s)
 		if d.err != nil {
-			return core.Errorf(localKind(d.err), "download", "download %s to %s: %w", remotePath, localPath, d.err)
+			return core.Errorf(core.LocalKind(d.err), "download", "download %s to %s: %w", remotePath, localPath, d.err)
 		}
 		return c.failed(ctx, "download", err)
 	}
@@ -227,42 +227,4 @@ func (d *arrival) discard() {
 		_ = d.tmp.Close()
 		_ = os.Remove(d.tmp.Name())
 	}
-}
-
-// openLocal opens what an upload is to carry. Without O_NONBLOCK the open of a FIFO would wait for a writer.
-func openLocal(path string) (*os.File, fs.FileInfo, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, nil, cause(err)
-	}
-	st, err := f.Stat()
-	switch {
-	case err != nil:
-	case st.IsDir():
-		err = errors.New("it is a directory; upload its files one by one")
-	case !st.Mode().IsRegular():
-		err = fmt.Errorf("it is not a regular file (%s)", st.Mode().Type())
-	default:
-		err = core.CheckSize(f, st)
-	}
-	if err == nil {
-		return f, st, nil
-	}
-	_ = f.Close()
-	return nil, nil, err
-}
-
-func cause(err error) error {
-	var pe *fs.PathError
-	if errors.As(err, &pe) {
-		return pe.Err
-	}
-	return err
-}
-
-func localKind(err error) core.Kind {
-	if errors.Is(err, fs.ErrNotExist) {
-		return core.KindNotFound
-	}
-	return core.KindInvalid
 }

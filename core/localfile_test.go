@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -45,12 +46,24 @@ func TestFilesNeedNamesThatFilesCanHave(t *testing.T) {
 }
 
 func TestFilesThatDoNotTellTheirSizeAreNotUploadedEmpty(t *testing.T) {
-	for path, refused := range map[string]bool{"/proc/version": true, os.DevNull: false, filepath.Join(t.TempDir(), "empty"): false} {
-		f, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE, 0o600)
-		require.NoError(t, err)
-		st, err := f.Stat()
-		require.NoError(t, err)
-		assert.Equal(t, refused, CheckSize(f, st) != nil, path)
-		require.NoError(t, f.Close())
+	empty := filepath.Join(t.TempDir(), "empty")
+	require.NoError(t, os.WriteFile(empty, nil, 0o600))
+	_, _, err := OpenLocal("/proc/version")
+	require.ErrorContains(t, err, "does not tell its size")
+	f, st, err := OpenLocal(empty)
+	require.NoError(t, err)
+	assert.Zero(t, st.Size())
+	require.NoError(t, f.Close())
+}
+
+func TestWhatCanNotBeUploadedIsNamed(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
+	for path, want := range map[string]string{os.DevNull: "not a regular file", pipe: "not a regular file", t.TempDir(): "it is a directory"} {
+		_, _, err := OpenLocal(path)
+		require.ErrorContains(t, err, want)
+		assert.Equal(t, KindInvalid, LocalKind(err))
 	}
+	_, _, err := OpenLocal(pipe + "-not")
+	assert.Equal(t, KindNotFound, LocalKind(err))
 }

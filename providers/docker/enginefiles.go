@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"github.com/docker/docker/api/types/container"
 
@@ -64,21 +63,11 @@ func (r *engineRunner) upload(ctx context.Context, localPath, remotePath string)
 	fail := func(kind core.Kind, err error) error {
 		return core.Errorf(kind, "upload", "upload %s to %s: %w", localPath, remotePath, err)
 	}
-	f, err := os.OpenFile(localPath, os.O_RDONLY|syscall.O_NONBLOCK, 0) // else it would wait for a writer of a pipe
+	f, st, err := core.OpenLocal(localPath)
 	if err != nil {
-		return fail(localKind(err), err)
+		return fail(core.LocalKind(err), err)
 	}
 	defer func() { _ = f.Close() }()
-	st, err := f.Stat()
-	if err != nil {
-		return fail(core.KindInternal, err)
-	}
-	if !st.Mode().IsRegular() {
-		return fail(core.KindInvalid, fmt.Errorf("%s is no regular file", localPath))
-	}
-	if err := core.CheckSize(f, st); err != nil {
-		return fail(core.KindInvalid, err)
-	}
 	owner := firstOf(r.keptDefaults().User, r.args.user, r.user)
 	errText, code, err := r.script(ctx, receiveScript, io.LimitReader(f, st.Size()), io.Discard,
 		r.inside(remotePath), strconv.FormatUint(uint64(st.Mode().Perm()), 8), owner, randomHex(8), strconv.FormatInt(st.Size(), 10))
@@ -104,11 +93,11 @@ func (r *engineRunner) download(ctx context.Context, remotePath, localPath strin
 	}
 	dir := filepath.Dir(target)
 	if err := os.MkdirAll(dir, 0o777); err != nil {
-		return fail(localKind(err), err)
+		return fail(core.LocalKind(err), err)
 	}
 	tmp, err := os.CreateTemp(dir, ".ngs-download-")
 	if err != nil {
-		return fail(localKind(err), err)
+		return fail(core.LocalKind(err), err)
 	}
 	defer func() {
 		_ = tmp.Close()
@@ -132,10 +121,10 @@ func (r *engineRunner) download(ctx context.Context, remotePath, localPath strin
 		return fail(core.KindSandbox, err)
 	}
 	if err := tmp.Close(); err != nil {
-		return fail(localKind(err), err)
+		return fail(core.LocalKind(err), err)
 	}
 	if err := os.Rename(tmp.Name(), target); err != nil {
-		return fail(localKind(err), err)
+		return fail(core.LocalKind(err), err)
 	}
 	return nil
 }
@@ -254,11 +243,4 @@ func (a *fileArrival) finish() error {
 		return fmt.Errorf("it arrived incomplete: %d of %d bytes", a.got, a.size)
 	}
 	return a.file.Chmod(a.mode)
-}
-
-func localKind(err error) core.Kind {
-	if errors.Is(err, fs.ErrNotExist) {
-		return core.KindNotFound
-	}
-	return core.KindInvalid
 }

@@ -18,7 +18,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/nemo-gym/nemo_gym_sandbox/core"
@@ -72,26 +71,12 @@ func isBusy(err error) bool {
 
 // uploadOnce is one try. replace puts the file in the place of one that can't be written to.
 func (i *instance) uploadOnce(ctx context.Context, localPath, remotePath string, replace bool) error {
-	f, err := os.OpenFile(localPath, os.O_RDONLY|syscall.O_NONBLOCK, 0) // else it would wait for a writer of a pipe
+	f, st, err := core.OpenLocal(localPath)
 	if err != nil {
-		return core.Errorf(localKind(err), "upload", "%w", err)
+		return core.Errorf(core.LocalKind(err), "upload", "%s: %w", localPath, err)
 	}
 	defer func() { _ = f.Close() }()
-	st, err := f.Stat()
-	if err != nil {
-		return core.Errorf(localKind(err), "upload", "%w", err)
-	}
-	if !st.Mode().IsRegular() {
-		return core.Errorf(core.KindInvalid, "upload", "%s is not a regular file", localPath)
-	}
 	return i.store(ctx, f, st.Size(), st.Mode(), remotePath, replace)
-}
-
-func localKind(err error) core.Kind {
-	if errors.Is(err, fs.ErrNotExist) {
-		return core.KindNotFound
-	}
-	return core.KindInvalid
 }
 
 // specFileMode is what a file of a spec may be used for, of which the spec says nothing: on these servers all uploads of
