@@ -6,6 +6,7 @@ This is the floor for a backend on that engine: no retries, no checks, no mappin
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import tarfile
@@ -150,6 +151,21 @@ class Engine:
                 connection.writer.write(piece)
                 await connection.writer.drain()
         connection.writer.write(bytes(padding))
+        await connection.head()
+        await connection.body()
+        self.keep(connection)
+
+    async def write(self, container: str, files: dict[str, str]) -> None:
+        """Make small files in a container, by one archive."""
+        whole = io.BytesIO()
+        with tarfile.open(fileobj=whole, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+            for name, text in files.items():
+                entry = tarfile.TarInfo(name.removeprefix("/"))
+                entry.size = len(text.encode())
+                archive.addfile(entry, io.BytesIO(text.encode()))
+        connection = await self.open()
+        await connection.request("PUT", f"/containers/{container}/archive?path=/", size=len(whole.getvalue()))
+        connection.writer.write(whole.getvalue())
         await connection.head()
         await connection.body()
         self.keep(connection)

@@ -48,7 +48,7 @@ class Target(Protocol):
     """Whether a start costs anything."""
 
     async def start(self, files: dict[str, str] | None = None) -> Box:
-        """Make a sandbox in which a command can be run, with files in it. A floor has no files: NotImplementedError."""
+        """Make a sandbox in which a command can be run, with files in it."""
         ...
 
     def close(self) -> None:
@@ -150,9 +150,10 @@ class EngineFloor:
         self._engine, self._image = Engine(), image
 
     async def start(self, files: dict[str, str] | None = None) -> Box:
+        container = await self._engine.create(self._image)
         if files:
-            raise NotImplementedError
-        return _EngineBox(self._engine, await self._engine.create(self._image))
+            await self._engine.write(container, files)
+        return _EngineBox(self._engine, container)
 
     def close(self) -> None:
         self._engine.close()
@@ -208,9 +209,12 @@ class ForkFloor:
         self._wrap = [wrap, *spaces, "--bind", "/", "/", "--dev", "/dev", "--proc", "/proc"] if wrap else []
 
     async def start(self, files: dict[str, str] | None = None) -> Box:
-        if files:
-            raise NotImplementedError
-        return _ForkBox(Path(tempfile.mkdtemp(prefix="bench-")), list(self._wrap))
+        tmp = Path(tempfile.mkdtemp(prefix="bench-"))
+        for name, text in (files or {}).items():
+            path = tmp / name.removeprefix("/tmp/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return _ForkBox(tmp, list(self._wrap))
 
     def close(self) -> None:
         pass
