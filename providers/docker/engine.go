@@ -102,11 +102,17 @@ type moby struct {
 // connKey marks a context whose connection is wanted by its opener; see ExecAttach.
 type connKey struct{}
 
+const (
+	idleConns = 6
+	idleFor   = 2 * time.Second
+)
+
 // newEngine prepares a client. It contacts nobody.
 func newEngine(t target) (engine, error) {
 	// As many idle connections as commands that usually run at once; more are opened and dropped.
-	// One that a request gives back after Close is idle for this long.
-	transport := &http.Transport{MaxIdleConnsPerHost: 6, IdleConnTimeout: 2 * time.Second, DisableCompression: true}
+	// One that a request gives back after Close is idle for this long. Without MaxIdleConns the client's options would
+	// put half a minute in its place.
+	transport := &http.Transport{MaxIdleConns: idleConns, MaxIdleConnsPerHost: idleConns, IdleConnTimeout: idleFor, DisableCompression: true}
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		conn, err := t.dial(ctx)
 		if hold, ok := ctx.Value(connKey{}).(*heldConn); ok && err == nil {
