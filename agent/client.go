@@ -76,6 +76,7 @@ type Client struct {
 	mu       sync.Mutex
 	farewell string
 	closed   bool
+	asked    *question // to the backend, by those who wait for a silent agent
 }
 
 // Connect reaches the agent, which may still be starting: it dials until ctx

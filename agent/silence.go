@@ -34,7 +34,7 @@ func (c *Client) unlessSilent(ctx context.Context) (watched context.Context, hea
 // it does not, and gives up when the sandbox can't answer.
 func (c *Client) silent(ctx context.Context, heard <-chan struct{}, giveUp func(why string)) {
 	for {
-		d := c.diagnose(ctx)
+		d := c.diagnoseTogether(ctx)
 		select {
 		case <-heard:
 			return
@@ -53,6 +53,37 @@ func (c *Client) silent(ctx context.Context, heard <-chan struct{}, giveUp func(
 		case <-time.After(ackWithin):
 		}
 	}
+}
+
+// question is one to the backend whose answer many wait for.
+type question struct {
+	answered chan struct{}
+	answer   Diagnosis
+}
+
+// diagnoseTogether asks the backend, or waits for the answer to somebody who asks already: where a machine is too busy for an
+// agent to answer many commands in time, each of them would ask an engine that is as busy. Who gets none asks again later.
+func (c *Client) diagnoseTogether(ctx context.Context) Diagnosis {
+	c.mu.Lock()
+	q := c.asked
+	if q != nil {
+		c.mu.Unlock()
+		select {
+		case <-q.answered:
+			return q.answer
+		case <-ctx.Done():
+			return Diagnosis{Status: core.StatusUnknown}
+		}
+	}
+	q = &question{answered: make(chan struct{})}
+	c.asked = q
+	c.mu.Unlock()
+	q.answer = c.diagnose(ctx)
+	c.mu.Lock()
+	c.asked = nil
+	c.mu.Unlock()
+	close(q.answered)
+	return q.answer
 }
 
 // silentError is why an operation ended when that was the sandbox's silence, nil otherwise.
