@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nemo_gym_sandbox._cleanup import LoopLock, finish
 from nemo_gym_sandbox._markers import MarkedOutput, Markers, typed
+from nemo_gym_sandbox._timeouts import checked
 from nemo_gym_sandbox.providers.base import (
     SandboxExecResult,
     SandboxHandle,
@@ -274,15 +275,10 @@ class SandboxPty:
                 await finish(answer, _CLOSE_TIMEOUT_S)
 
 
-def _budget(timeout_s: Any) -> float | None:
+def _budget(timeout_s: float | None) -> float | None:
     """Seconds that asyncio can count with. TypeError and ValueError as for other commands."""
-    if timeout_s is None:
-        return None
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)):
-        raise TypeError(f"timeout_s must be a number of seconds or None, not {type(timeout_s).__name__}")
-    if not timeout_s > 0:
-        raise ValueError(f"timeout_s must be positive, got {timeout_s}")
-    return None if timeout_s > _FOREVER_S else timeout_s
+    seconds = checked(timeout_s)
+    return None if seconds is not None and seconds > _FOREVER_S else seconds
 
 
 def _live(session: SandboxPtySession) -> bool:

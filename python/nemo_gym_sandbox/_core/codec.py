@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
+from .._timeouts import checked
 from ..providers.base import SandboxResources, SandboxSidecarSpec, SandboxSpec
 
 __all__ = ["EVENT", "Reply", "encode", "encode_env", "encode_spec", "encode_timeout", "encode_user"]
@@ -102,13 +103,8 @@ def decode(answer: bytes) -> dict[str, Any]:
 
 def encode_timeout(timeout_s: int | float | None) -> float | None:
     """Seconds as the library takes them: ``None`` is the provider's default, infinity becomes -1."""
-    if timeout_s is None:
-        return None
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"timeout_s must be a number of seconds or None, not {type(timeout_s).__name__}")
-    if not timeout_s > 0:
-        raise ValueError(f"timeout_s must be positive, got {timeout_s}")
-    return -1 if timeout_s > _FOREVER else timeout_s
+    seconds = checked(timeout_s)
+    return -1 if seconds is not None and seconds > _FOREVER else seconds
 
 
 def encode_user(user: str | int | None) -> str:
