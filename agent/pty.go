@@ -64,15 +64,6 @@ func (c httpConn) Close() error {
 	return nil
 }
 
-// still tells why an agent can't answer, nil when it may be about to.
-func (c *Client) still(ctx context.Context) error {
-	switch d := c.diagnose(ctx); d.Status {
-	case core.StatusPaused, core.StatusStopped, core.StatusError:
-		return errors.New(d.Reason)
-	}
-	return nil
-}
-
 // gone tells why terminal sessions can't be reached any more, nil when they may be.
 func (c *Client) gone(ctx context.Context) error {
 	ended := c.Farewell() != ""

@@ -34,15 +34,14 @@ func (c *Client) unlessSilent(ctx context.Context) (watched context.Context, hea
 // it does not, and gives up when the sandbox can't answer.
 func (c *Client) silent(ctx context.Context, heard <-chan struct{}, giveUp func(why string)) {
 	for {
-		d := c.diagnoseTogether(ctx)
+		err := c.still(ctx)
 		select {
 		case <-heard:
 			return
 		default:
 		}
-		switch d.Status {
-		case core.StatusPaused, core.StatusStopped, core.StatusError:
-			giveUp(d.Reason)
+		if err != nil {
+			giveUp(err.Error())
 			return
 		}
 		select {
@@ -53,6 +52,15 @@ func (c *Client) silent(ctx context.Context, heard <-chan struct{}, giveUp func(
 		case <-time.After(ackWithin):
 		}
 	}
+}
+
+// still tells why an agent can't answer, nil when it may be about to.
+func (c *Client) still(ctx context.Context) error {
+	switch d := c.diagnoseTogether(ctx); d.Status {
+	case core.StatusPaused, core.StatusStopped, core.StatusError:
+		return errors.New(d.Reason)
+	}
+	return nil
 }
 
 // question is one to the backend whose answer many wait for.

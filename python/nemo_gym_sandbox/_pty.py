@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nemo_gym_sandbox._cleanup import LoopLock, finish
 from nemo_gym_sandbox._markers import MarkedOutput, Markers, typed
-from nemo_gym_sandbox._timeouts import checked
+from nemo_gym_sandbox._timeouts import checked, waitable
 from nemo_gym_sandbox.providers.base import (
     SandboxExecResult,
     SandboxHandle,
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 NO_EXIT_CODE = 125
 _CLOSE_TIMEOUT_S = 30.0
-_FOREVER_S = 1e9  # as good as no limit
 _STDERR_QUIET_S = 0.05
 _STATUS_QUIET_S = 1.0  # how long a status without a line end is waited for, before it is taken as it is
 
@@ -130,7 +129,7 @@ class SandboxPty:
         """
         if not isinstance(command, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"command must be a str, not {type(command).__name__}")
-        timeout_s = _budget(timeout_s)
+        timeout_s = waitable(checked(timeout_s))
         if session is not None and (cwd is not None or env is not None or user is not None):
             raise ValueError("cwd, env and user of a PTY session are fixed at pty.create; they cannot be given with it")
         if detach:
@@ -273,12 +272,6 @@ class SandboxPty:
             answer: Any = reattach()
             with contextlib.suppress(Exception):
                 await finish(answer, _CLOSE_TIMEOUT_S)
-
-
-def _budget(timeout_s: float | None) -> float | None:
-    """Seconds that asyncio can count with. TypeError and ValueError as for other commands."""
-    seconds = checked(timeout_s)
-    return None if seconds is not None and seconds > _FOREVER_S else seconds
 
 
 def _live(session: SandboxPtySession) -> bool:

@@ -13,6 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from .._markers import MarkedOutput, Markers, typed
+from .._timeouts import waitable
 from ..providers.base import SandboxPtyError
 from . import codec
 from .errors import exception_for, failure
@@ -45,9 +46,6 @@ BURST = 4
 
 KEEP = 16 << 20
 """How much output is taken into memory while somebody waits who does not read."""
-
-_FOREVER_S = 1e9
-"""As good as no limit, and no integer too large for a float."""
 
 QUIET_S = 1.0
 """A command without a connection is left alone when it has printed nothing for so long."""
@@ -98,11 +96,9 @@ async def _session(owner: NativeObject, op: int, request: dict[str, Any], make: 
 
 def _patience(timeout_s: float | None) -> float | None:
     """How long to wait, as event loops can take it: for NaN they wait any time, or end."""
-    if timeout_s is None or timeout_s > _FOREVER_S:
-        return None
     if timeout_s != timeout_s:
         raise ValueError("timeout_s must be a number of seconds, not nan")
-    return timeout_s
+    return waitable(timeout_s)
 
 
 class _Output:
